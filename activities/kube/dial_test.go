@@ -1,0 +1,172 @@
+package kube_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// kubelet speaks the server's side of port-forward, as a real one does behind
+// an API server: it connects each data stream to a local port, and complains on
+// the error stream when that is refused.
+func kubelet(t *testing.T) *kube.Client {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/namespaces/ns/pods/db-0/portforward" {
+			http.NotFound(w, r)
+			return
+		}
+		if _, err := httpstream.Handshake(r, w, []string{portforward.PortForwardProtocolV1Name}); err != nil {
+			return
+		}
+		streams := make(chan httpstream.Stream, 8)
+		conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, _ <-chan struct{}) error { streams <- s; return nil })
+		if conn == nil {
+			return
+		}
+		defer conn.Close()
+		var complaints httpstream.Stream
+		for {
+			select {
+			case <-conn.CloseChan():
+				return
+			case s := <-streams:
+				if s.Headers().Get(corev1.StreamType) == corev1.StreamTypeError {
+					complaints = s
+					continue
+				}
+				go join(s, complaints)
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	c, err := kube.NewClient(&rest.Config{Host: server.URL})
+	require.NoError(t, err)
+	return c
+}
+
+func join(data, complaints httpstream.Stream) {
+	defer complaints.Close()
+	defer data.Close()
+	remote, err := net.Dial("tcp", "127.0.0.1:"+data.Headers().Get(corev1.PortHeader))
+	if err != nil {
+		_, _ = io.WriteString(complaints, "forwarding: "+err.Error())
+		return
+	}
+	defer remote.Close()
+	var both sync.WaitGroup
+	both.Go(func() { _, _ = io.Copy(remote, data); _ = remote.(*net.TCPConn).CloseWrite() })
+	both.Go(func() { _, _ = io.Copy(data, remote); data.Close() })
+	both.Wait()
+}
+
+// echo answers every connection with what it gets, in upper case, and closes
+// after a line "bye".
+func echo(t *testing.T) int {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				buffer := make([]byte, 64<<10)
+				for {
+					n, err := conn.Read(buffer)
+					text := strings.ToUpper(string(buffer[:n]))
+					if _, werr := io.WriteString(conn, text); err != nil || werr != nil || strings.HasSuffix(text, "BYE\n") {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestDialPodIsAConnection(t *testing.T) {
+	c, port := kubelet(t), echo(t)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			conn, err := c.DialPod(t.Context(), "ns", "db-0", port)
+			if !assertNoError(t, err) {
+				return
+			}
+			defer conn.Close()
+			body := strings.Repeat("x", 200<<10) + "bye\n"
+			go func() { _, _ = io.WriteString(conn, body) }()
+			got := make([]byte, len(body))
+			_, err = io.ReadFull(conn, got)
+			if assertNoError(t, err) && string(got) != strings.ToUpper(body) {
+				t.Error("another text came back")
+			}
+			// The pod closes: that is the end, and no error.
+			n, err := conn.Read(got)
+			if n != 0 || err != io.EOF {
+				t.Errorf("expected EOF, found %d bytes and %v", n, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func assertNoError(t *testing.T, err error) bool {
+	if err != nil {
+		t.Error(err)
+	}
+	return err == nil
+}
+
+func TestDialPodTellsWhatTheKubeletSays(t *testing.T) {
+	c := kubelet(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	conn, err := c.DialPod(t.Context(), "ns", "db-0", port)
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "connection refused")
+	require.ErrorContains(t, err, "Pod/ns/db-0")
+
+	_, err = c.DialPod(t.Context(), "ns", "absent", port)
+	require.Error(t, err)
+}
+
+func TestDialPodHasDeadlinesAndObeysTheContext(t *testing.T) {
+	c, port := kubelet(t), echo(t)
+	conn, err := c.DialPod(t.Context(), "ns", "db-0", port)
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, conn.Close())
+	_, err = conn.Write([]byte("x"))
+	require.Error(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.DialPod(ctx, "ns", "db-0", port)
+	require.ErrorIs(t, err, context.Canceled)
+}

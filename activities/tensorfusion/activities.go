@@ -1,0 +1,86 @@
+package tensorfusion
+
+import (
+	"context"
+	"fmt"
+
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/worker"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/registry"
+)
+
+// Activities holds what the activities of one worker need. Methods are safe
+// for concurrent use.
+type Activities struct {
+	Clusters  *kube.Clusters
+	Artifacts *artifact.Store
+	Registry  registry.Mirrors
+}
+
+// Register registers every activity under its name in the contract.
+func (a *Activities) Register(r worker.Registry) {
+	for name, fn := range map[string]any{
+		ObservePoolActivity:     a.ObservePool,
+		HoldActivity:            a.Hold,
+		ReplaceActivity:         a.ReplaceHypervisors,
+		WorkersActivity:         a.ObserveWorkers,
+		RollWorkersActivity:     a.RollWorkers,
+		ClientsActivity:         a.ObserveClients,
+		EvictClientsActivity:    a.EvictClients,
+		PreflightActivity:       a.Preflight,
+		DiffActivity:            a.Diff,
+		BackupActivity:          a.Backup,
+		ApplyCRDsActivity:       a.ApplyCRDs,
+		ReleaseActivity:         a.UpgradeRelease,
+		AwaitControllerActivity: a.AwaitController,
+		DriftActivity:           a.CheckDrift,
+		PolicyActivity:          a.SetPolicy,
+		VerifyActivity:          a.Verify,
+		CanaryJobActivity:       a.RunCanaryJob,
+		ReceiptActivity:         a.WriteReceipt,
+		RevisionActivity:        a.InspectRevision,
+	} {
+		r.RegisterActivityWithOptions(fn, activity.RegisterOptions{Name: name})
+	}
+}
+
+// connect reaches the scope's cluster; it fails when the API server is not the
+// one that the run began with.
+func (a *Activities) connect(ctx context.Context, s Scope) (*kube.Client, error) {
+	if s.Release.Name == "" || s.Release.Namespace == "" {
+		return nil, finding.Finding{
+			Object:   "request",
+			Expected: "the release's name and namespace",
+			Found:    fmt.Sprintf("name %q, namespace %q", s.Release.Name, s.Release.Namespace),
+		}.Error(finding.Stop)
+	}
+	return a.Clusters.Connect(ctx, s.Target)
+}
+
+// beat reports that the activity lives, with details a later attempt can use.
+// Outside an activity (unit tests of the parts) there is nobody to tell.
+func beat(ctx context.Context, details ...any) {
+	if activity.IsActivity(ctx) {
+		activity.RecordHeartbeat(ctx, details...)
+	}
+}
+
+// beater is beat as kube.Wait wants it: the last finding is the detail.
+func beater(ctx context.Context) func(string) {
+	return func(found string) { beat(ctx, found) }
+}
+
+// inRow names the catalogue row in an error that a lower layer returned
+// without one.
+func inRow(err error, row string) error {
+	f, class, ok := finding.Of(err)
+	if !ok || f.Row != "" {
+		return err
+	}
+	f.Row = row
+	return f.Error(class)
+}

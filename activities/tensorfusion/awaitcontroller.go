@@ -1,0 +1,337 @@
+package tensorfusion
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/helm"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// annotationRestarted on the pod template says for which intent the controller
+// was restarted, so that a second attempt does not restart it again.
+const annotationRestarted = "refit.run/restarted-for"
+
+// AwaitController waits for the controller's rollout, its neighbours and its
+// leader (T09, T10, P06), after a restart when only mounted configuration
+// changed (T12), and compares with the snapshot (P12, P13).
+func (a *Activities) AwaitController(ctx context.Context, req ControllerRequest) (ControllerResult, error) {
+	c, err := a.connect(ctx, req.Scope)
+	if err != nil {
+		return ControllerResult{}, err
+	}
+	r, err := a.resolve(ctx, c, req.Scope, req.Intent)
+	if err != nil {
+		return ControllerResult{}, err
+	}
+	out, err := awaitController(ctx, c, req, r)
+	return out, r.masker.Error(inRow(err, "T09"))
+}
+
+func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest, r *resolved) (ControllerResult, error) {
+	var out ControllerResult
+	target, err := r.targetSide()
+	if err != nil {
+		return out, err
+	}
+	namespace := req.Release.Namespace
+	d, err := controllerDeployment(ctx, c, namespace)
+	if err != nil {
+		return out, err
+	}
+	if out.Restarted, err = restartIfNeeded(ctx, c, req, r, d); err != nil {
+		return out, err
+	}
+	if err := awaitRollout(ctx, c, req, r, d); err != nil {
+		return out, err
+	}
+	o, err := observe(ctx, c, req.Scope, Goal{PodName: podPrefix})
+	if err != nil {
+		return out, err
+	}
+	// Hypervisors are still the old line's pods: compare whichever is there.
+	o.Target, o.Intent, o.Before = target, r.intent, req.Snapshot
+	o.Controller.WebhookTrouble = webhookTrouble(ctx, c, namesOf(r.rendered.Objects, "MutatingWebhookConfiguration"), firstPool(o))
+	if o.Neighbours, err = neighbours(ctx, c, r, namespace); err != nil {
+		return out, err
+	}
+	deployed, err := helm.Current(ctx, c, namespace, req.Release.Name)
+	if err != nil {
+		return out, err
+	}
+	o.Values.Live = r.differing(deployed.Config)
+	out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
+	out.Checks = runChecks(o, StageController, nil)
+	maskChecks(r, out.Checks)
+	return out, nil
+}
+
+// awaitRollout waits until the Deployment, the release's StatefulSets and a
+// leader of the new pods are there.
+func awaitRollout(ctx context.Context, c *kube.Client, req ControllerRequest, r *resolved, d *appsv1.Deployment) error {
+	namespace := req.Release.Namespace
+	selector := labels.SelectorFromSet(d.Spec.Selector.MatchLabels).String()
+	sets := map[string]bool{}
+	for _, u := range r.rendered.Objects {
+		if u.GetKind() == "StatefulSet" {
+			sets[orNamespace(u.GetNamespace(), namespace)+"/"+u.GetName()] = true
+		}
+	}
+	return c.Await(ctx, kube.Wait{
+		What: "rollout of Deployment/" + namespace + "/" + d.Name, Limit: req.Limit, Heartbeat: beater(ctx),
+		Next: "look at the controller pods: events, log, image pull; GreptimeDB must answer when they start",
+	}, func(objects kube.Objects) (bool, string, error) {
+		found, err := rolloutTrouble(objects, sets)
+		return found == "", found, err
+	},
+		kube.Selection{Resource: deploymentsGVR, Namespace: namespace, Name: d.Name},
+		kube.Selection{Resource: podsGVR, Namespace: namespace, Labels: selector},
+		kube.Selection{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, Namespace: namespace, Name: leaderLease},
+		kube.Selection{Resource: statefulSetsGVR},
+	)
+}
+
+// rolloutTrouble looks at Deployment, pods, lease and StatefulSets, in the
+// order of awaitRollout's selections.
+func rolloutTrouble(objects kube.Objects, sets map[string]bool) (string, error) {
+	if len(objects[0]) == 0 {
+		return "the Deployment is gone", nil
+	}
+	d, err := decode[appsv1.Deployment](objects[0][0])
+	if err != nil {
+		return "", err
+	}
+	if why := rolloutOf(d.Generation, d.Status.ObservedGeneration, desired(d.Spec.Replicas), d.Status.UpdatedReplicas, d.Status.AvailableReplicas, d.Status.Replicas); why != "" {
+		return why, nil
+	}
+	var pods []corev1.Pod
+	for _, u := range objects[1] {
+		p, err := decode[corev1.Pod](u)
+		if err != nil {
+			return "", err
+		}
+		pods = append(pods, p)
+	}
+	var lease *coordinationv1.Lease
+	if len(objects[2]) > 0 {
+		l, err := decode[coordinationv1.Lease](objects[2][0])
+		if err != nil {
+			return "", err
+		}
+		lease = &l
+	}
+	if _, trouble := leaderOf(lease, pods, now()); trouble != "" {
+		return "no leader yet: " + trouble, nil
+	}
+	for _, u := range objects[3] {
+		if !sets[u.GetNamespace()+"/"+u.GetName()] {
+			continue
+		}
+		if why, err := statefulSetTrouble(u); why != "" || err != nil {
+			return kube.Name(u) + ": " + why, err
+		}
+	}
+	return "", nil
+}
+
+func statefulSetTrouble(u *unstructured.Unstructured) (string, error) {
+	s, err := decode[appsv1.StatefulSet](u)
+	if err != nil {
+		return "", err
+	}
+	if s.Status.ObservedGeneration < s.Generation {
+		return "its controller has not seen the change yet", nil
+	}
+	if want := desired(s.Spec.Replicas); s.Status.ReadyReplicas < want || s.Status.UpdatedReplicas < want {
+		return fmt.Sprintf("%d of %d replicas ready, %d updated", s.Status.ReadyReplicas, want, s.Status.UpdatedReplicas), nil
+	}
+	return "", nil
+}
+
+// neighbours looks at the other objects that the Helm step touches (T10).
+func neighbours(ctx context.Context, c *kube.Client, r *resolved, namespace string) ([]Neighbour, error) {
+	var out []Neighbour
+	for _, u := range r.rendered.Objects {
+		n := Neighbour{Object: kube.Name(u)}
+		switch u.GetKind() {
+		case "StatefulSet":
+			live, err := c.Dynamic.Resource(statefulSetsGVR).Namespace(orNamespace(u.GetNamespace(), namespace)).Get(ctx, u.GetName(), metav1.GetOptions{})
+			if err == nil {
+				n.Trouble, err = statefulSetTrouble(live)
+			}
+			if err != nil {
+				n.Trouble = err.Error()
+			}
+		case "SchedulingConfigTemplate":
+			if _, err := c.Dynamic.Resource(templatesGVR).Get(ctx, u.GetName(), metav1.GetOptions{}); err != nil {
+				n.Trouble = err.Error()
+			}
+		case "TensorFusionCluster":
+			live, err := c.Dynamic.Resource(clustersGVR).Get(ctx, u.GetName(), metav1.GetOptions{})
+			if err != nil {
+				n.Trouble = err.Error()
+				break
+			}
+			fc, err := decode[FusionCluster](live)
+			if err != nil {
+				return nil, err
+			}
+			for _, e := range fc.Spec.GPUPools {
+				if p := policyOf(fc.Name, e); !p.held() {
+					n.Trouble = "the policy of GPUPool/" + p.Pool + " is not held any more"
+				}
+			}
+		default:
+			continue
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// restartIfNeeded restarts the controller when a ConfigMap that it mounts
+// changed and its pod template did not: subPath mounts never follow (T12).
+func restartIfNeeded(ctx context.Context, c *kube.Client, req ControllerRequest, r *resolved, d *appsv1.Deployment) (bool, error) {
+	former, err := formerManifest(ctx, c, req.Scope)
+	if err != nil || former == nil {
+		return false, err
+	}
+	if !onlyConfigChanged(former, r.rendered.Objects) {
+		return false, nil
+	}
+	if d.Spec.Template.Annotations[annotationRestarted] == r.intent.Digest {
+		return true, nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": d.ResourceVersion},
+		"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]string{
+			annotationRestarted:             r.intent.Digest,
+			"refit.run/restarted-at-second": time.Now().UTC().Format(time.RFC3339),
+		}}}},
+	})
+	if err != nil {
+		return false, err
+	}
+	_, err = c.Typed.AppsV1().Deployments(d.Namespace).Patch(ctx, d.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	return err == nil, inRow(kube.Wrap(err, "restart of Deployment/"+d.Namespace+"/"+d.Name), "T12")
+}
+
+// formerManifest is the manifest before the deployed one, nil when there is none.
+func formerManifest(ctx context.Context, c *kube.Client, s Scope) ([]*unstructured.Unstructured, error) {
+	history, err := helm.Releases(ctx, c, s.Release.Namespace, s.Release.Name)
+	if err != nil {
+		return nil, err
+	}
+	revision := 0
+	for _, i := range history {
+		if i.Status == "superseded" {
+			revision = i.Revision
+		}
+	}
+	if revision == 0 {
+		return nil, nil
+	}
+	stored, err := helm.Stored(ctx, c, s.Release.Namespace, s.Release.Name, revision)
+	if err != nil {
+		return nil, err
+	}
+	return helm.Objects(stored.Manifest)
+}
+
+// onlyConfigChanged compares the controller's template and the ConfigMaps that
+// it mounts between two manifests.
+func onlyConfigChanged(before, after []*unstructured.Unstructured) bool {
+	old, found := operatorOf(before)
+	present, known := operatorOf(after)
+	if !found || !known {
+		return false
+	}
+	was, _, _ := unstructured.NestedMap(old.Object, "spec", "template")
+	is, _, _ := unstructured.NestedMap(present.Object, "spec", "template")
+	if !sameObject(&unstructured.Unstructured{Object: was}, &unstructured.Unstructured{Object: is}) {
+		return false
+	}
+	pod, err := podSpec(present)
+	if err != nil {
+		return false
+	}
+	for _, v := range pod.Volumes {
+		if v.ConfigMap == nil {
+			continue
+		}
+		a, b := configData(before, v.ConfigMap.Name), configData(after, v.ConfigMap.Name)
+		if !sameObject(&unstructured.Unstructured{Object: a}, &unstructured.Unstructured{Object: b}) {
+			return true
+		}
+	}
+	return false
+}
+
+func operatorOf(objects []*unstructured.Unstructured) (*unstructured.Unstructured, bool) {
+	for _, u := range objects {
+		if u.GetKind() == "Deployment" && u.GetLabels()[labelComponent] == componentOperator {
+			return u, true
+		}
+	}
+	return nil, false
+}
+
+func configData(objects []*unstructured.Unstructured, name string) map[string]any {
+	for _, u := range objects {
+		if u.GetKind() == "ConfigMap" && u.GetName() == name {
+			data, _, _ := unstructured.NestedMap(u.Object, "data")
+			return data
+		}
+	}
+	return nil
+}
+
+func orNamespace(namespace, fallback string) string {
+	if namespace == "" {
+		return fallback
+	}
+	return namespace
+}
+
+// CheckDrift compares the live UIDs with a snapshot (P12, P14).
+func (a *Activities) CheckDrift(ctx context.Context, req DriftRequest) (DriftResult, error) {
+	c, err := a.connect(ctx, req.Scope)
+	if err != nil {
+		return DriftResult{}, err
+	}
+	return checkDrift(ctx, c, req)
+}
+
+func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftResult, error) {
+	o := &Observation{Scope: req.Scope, Goal: Goal{PodName: podPrefix}, Allocations: -1, Before: req.Snapshot}
+	var err error
+	if o.Hosts, err = readHosts(ctx, c, req.Release.Namespace, ""); err != nil {
+		return DriftResult{}, kube.Wrap(err, "GPU hosts")
+	}
+	if o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", labelComponent+"="+componentWorker+","+labelWorkload); err != nil {
+		return DriftResult{}, kube.Wrap(err, "worker pods")
+	}
+	out := DriftResult{Snapshot: o.snapshot()}
+	out.Snapshot.Allocations = req.Snapshot.Allocations
+	out.Findings = compareSnapshots(req.Snapshot, out.Snapshot, req.Planned, req.PlannedWorkers)
+	if req.Snapshot.Inventory != "" && out.Snapshot.Inventory != req.Snapshot.Inventory {
+		out.Findings = append(out.Findings, finding.Finding{
+			Row: "P14", Object: "GPU inventory", Expected: fmt.Sprintf("%d GPUs, digest %.12s", req.Snapshot.GPUs, req.Snapshot.Inventory),
+			Found: fmt.Sprintf("%d GPUs, digest %.12s", out.Snapshot.GPUs, out.Snapshot.Inventory),
+			Why:   "a GPU is gone, or its model or capacity changed", Next: "compare the GPU objects with the backup's",
+		})
+	}
+	return out, nil
+}

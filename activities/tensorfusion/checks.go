@@ -1,0 +1,127 @@
+package tensorfusion
+
+import (
+	"slices"
+
+	"github.com/refit-run/refit/activities/finding"
+)
+
+// Operator is the class of a row that a person decides: the plan acknowledges
+// it by row id, or a gate does.
+const Operator finding.Class = "operator"
+
+// Stages at which a row is checked.
+const (
+	StagePreflight  = "preflight"
+	StageDiff       = "diff"
+	StageController = "controller"
+	StageVerify     = "verify"
+)
+
+// CheckSpec is one row of the registry: a pure function of the observation.
+// No finding means that the row holds.
+type CheckSpec struct {
+	Row    string
+	Title  string
+	Class  finding.Class
+	Stages []string
+	Func   func(*Observation) []finding.Finding
+}
+
+// Checks are every row that is checked from observations, in the order in
+// which they are reported. Rows that are acts (T07, T11, T12, P07, P10 ...) are
+// proven where they act.
+var Checks = []CheckSpec{
+	{"T01", "the upgrade stays within one major line", finding.Stop, []string{StagePreflight}, checkLine},
+	{"T02", "the hypervisor image is explicit and fits the controller", finding.Stop, []string{StagePreflight}, checkHypervisorImage},
+	{"T03", "every right that the run needs is granted", finding.Stop, []string{StagePreflight}, checkAccess},
+	{"T04", "the target's release notes have been read", Operator, []string{StagePreflight}, checkReleaseNotes},
+	{"T05", "at least two controller replicas", Operator, []string{StagePreflight}, checkReplicas},
+	{"T06", "the backup can be encrypted", finding.Stop, []string{StagePreflight}, checkVault},
+	{"T08", "every user-set value survives, none is unknown", finding.Stop, []string{StagePreflight, StageController}, checkValues},
+	{"T09", "the controller's rollout is complete", finding.Wait, []string{StageController}, checkRollout},
+	{"T10", "the neighbours of the Helm step are ready", finding.Wait, []string{StageController}, checkNeighbours},
+	{"T14", "every hypervisor is proven", finding.Wait, []string{StageVerify}, checkHosts},
+	{"T15", "workers are complete and of their template", finding.Wait, []string{StageVerify}, checkWorkers},
+	{"T16", "no client pod is stale", finding.Wait, nil, checkClients},
+	{"T17", "pools without GPU nodes are known", Operator, []string{StagePreflight}, checkEmptyPools},
+	{"T18", "cluster, non-empty pools and GPU nodes are Running", finding.Wait, []string{StageVerify}, checkPhases},
+	{"T19", "exactly one hypervisor pod per GPU node", finding.Stop, []string{StageVerify}, checkOnePod},
+	{"T22", "target CRDs are a superset of the installed ones", finding.Stop, []string{StagePreflight}, checkCRDs},
+	{"T23", "the hypervisor port stays", finding.Stop, []string{StagePreflight}, checkPorts},
+	{"T24", "maxDuration and maintenanceWindow have no effect", Operator, []string{StagePreflight}, checkDeadFields},
+	{"T26", "the Console agent's settings survive", finding.Stop, []string{StagePreflight, StageDiff}, checkAgent},
+	{"P01", "no rollout and no driver upgrade in progress", finding.Wait, []string{StagePreflight}, checkInProgress},
+	{"P02", "GreptimeDB answers", finding.Stop, []string{StagePreflight}, checkDatabase},
+	{"P03", "batchPercentage 1..100 and a policy block in every pool", finding.Stop, []string{StagePreflight}, checkPolicies},
+	{"P04", "nothing that holds data is deleted", finding.Stop, []string{StageDiff}, checkDeletions},
+	{"P05", "the controller's rights are kept", finding.Stop, []string{StagePreflight, StageDiff}, checkRoles},
+	{"P06", "one leader, and the webhook answers", finding.Wait, []string{StagePreflight, StageController}, checkLeader},
+	{"P08", "no floating image tag", Operator, []string{StagePreflight}, checkFloating},
+	{"P09", "every image of the target exists", finding.Stop, []string{StagePreflight}, checkImages},
+	{"P10", "the isolation policy is pinned", finding.Stop, []string{StagePreflight}, checkIsolationPolicy},
+	{"P12", "no hypervisor or worker changed unplanned", finding.Stop, []string{StageController}, checkUnplanned},
+	{"P13", "no allocation was lost", finding.Stop, []string{StageController}, checkAllocations},
+	{"P14", "every Node Ready, every GPUNode Running, inventory equal", finding.Stop, []string{StagePreflight, StageVerify}, checkInventory},
+}
+
+// disabled holds the rows that a test switched off to prove that its row's
+// test notices (design, contract 17). The product never writes it.
+var disabled = map[string]bool{}
+
+// findings runs one check.
+func (c CheckSpec) findings(o *Observation) []finding.Finding {
+	if disabled[c.Row] {
+		return nil
+	}
+	out := c.Func(o)
+	for i := range out {
+		out[i].Row = c.Row
+	}
+	return out
+}
+
+// maxFindings bounds what one check puts into history.
+const maxFindings = 20
+
+// runChecks runs a stage's checks. Acknowledged rows of class Operator are not
+// OK but accepted.
+func runChecks(o *Observation, stage string, acknowledged []string) []Check {
+	var out []Check
+	for _, spec := range Checks {
+		if !slices.Contains(spec.Stages, stage) {
+			continue
+		}
+		found := spec.findings(o)
+		c := Check{Row: spec.Row, OK: len(found) == 0}
+		if !c.OK {
+			c.Class = spec.Class
+			c.Acknowledged = spec.Class == Operator && slices.Contains(acknowledged, spec.Row)
+			if len(found) > maxFindings {
+				rest := len(found) - maxFindings + 1
+				found = append(found[:maxFindings-1:maxFindings-1], finding.Finding{
+					Row: spec.Row, Object: "further findings", Found: plural(rest, "more of the same kind"),
+				})
+			}
+			c.Findings = found
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// Blocking lists the findings that keep a stage from going on: not OK and not
+// acknowledged.
+func Blocking(checks []Check) (out []finding.Finding, class finding.Class) {
+	for _, c := range checks {
+		if c.OK || c.Acknowledged {
+			continue
+		}
+		out = append(out, c.Findings...)
+		// Waiting helps only when nothing else is wrong.
+		if class == "" || class == finding.Wait {
+			class = c.Class
+		}
+	}
+	return out, class
+}

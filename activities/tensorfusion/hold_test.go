@@ -1,0 +1,137 @@
+package tensorfusion
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/finding"
+)
+
+const holdLimit = 30 * time.Second
+
+func TestHoldSwitchesTheFlagsOffUntilEveryPoolShowsIt(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	assert.True(t, w.policy().held())
+	require.Len(t, out.Before, 1)
+	assert.True(t, out.Before[0].AutoHypervisor)
+	assert.Equal(t, int32(20), out.Before[0].BatchPercentage)
+	assert.Empty(t, out.Broken)
+}
+
+// The first attempt's reply was lost: the second finds the flags false and must
+// still know what they were.
+func TestHoldRemembersThePolicyWhenItsReplyIsLost(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	for range 2 {
+		out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+		require.NoError(t, err)
+		require.Len(t, out.Before, 1)
+		assert.True(t, out.Before[0].AutoHypervisor)
+	}
+}
+
+func TestAssertPutsAFlagBackAndSaysSo(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	_, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Assert: true})
+	require.NoError(t, err)
+	assert.Empty(t, out.Broken)
+
+	w.setFlag("autoUpdateWorker", true)
+	out, err = hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Assert: true})
+	require.NoError(t, err)
+	require.Len(t, out.Broken, 1)
+	assert.Contains(t, out.Broken[0].Found, "worker=true")
+	assert.True(t, w.policy().held())
+	assert.True(t, out.Before[0].AutoHypervisor, "what was before the run stays known")
+}
+
+func TestNudgeAddsOneVariableAndWaitsForThePendingChange(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	for range 2 {
+		_, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Nudge: true})
+		require.NoError(t, err)
+	}
+	u, err := w.admin.Dynamic.Resource(clustersGVR).Get(t.Context(), w.cluster, metav1.GetOptions{})
+	require.NoError(t, err)
+	fc, err := decode[FusionCluster](u)
+	require.NoError(t, err)
+	containers := fc.Spec.GPUPools[0].Spec.Components.Hypervisor.PodTemplate["template"].(map[string]any)["spec"].(map[string]any)["containers"].([]any)
+	env := containers[0].(map[string]any)["env"].([]any)
+	require.Len(t, env, 2, "the user's variable stays, ours comes once")
+	assert.Equal(t, nudgeEnv, env[1].(map[string]any)["name"])
+}
+
+func TestHoldMakesTheMissingPolicyBlock(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.admin.Dynamic.Resource(clustersGVR).Patch(t.Context(), w.cluster, types.JSONPatchType,
+		[]byte(`[{"op":"remove","path":"/spec/gpuPools/0/specTemplate/nodeManagerConfig"}]`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	w.control()
+	out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	assert.True(t, out.Before[0].Missing)
+	assert.False(t, w.policy().Missing)
+	assert.True(t, w.policy().held())
+}
+
+func TestHoldStopsWhenNoControllerCopiesThePolicy(t *testing.T) {
+	w := newWorld(t)
+	_, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: time.Second})
+	f, class, ok := finding.Of(inRow(err, "P10"))
+	require.True(t, ok)
+	assert.Equal(t, finding.Stop, class)
+	assert.Equal(t, "P10", f.Row)
+	assert.Contains(t, f.Found, "does not exist")
+}
+
+// T13: the policy is never written on a GPUPool, whose spec the controller
+// overwrites.
+func TestPolicyIsNeverWrittenOnAGPUPool(t *testing.T) {
+	w := newWorld(t, "a")
+	w.control()
+	w.hosts()
+	_, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Nudge: true})
+	require.NoError(t, err)
+	_, err = setPolicy(t.Context(), w.client, PolicyRequest{Scope: w.scope, Mode: PolicyKeepOff, Goal: testGoal(), Limit: holdLimit})
+	require.NoError(t, err)
+	assert.Zero(t, w.writes.count(func(r string) bool {
+		return strings.Contains(r, "/gpupools") && !strings.HasPrefix(r, "GET") && !strings.HasPrefix(r, "WATCH")
+	}))
+}
+
+func TestPolicyIsRestoredOnlyWhenEveryHostIsProven(t *testing.T) {
+	w := newWorld(t, "a")
+	w.image = oldHypervisor
+	w.control()
+	w.hosts()
+	out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	request := PolicyRequest{Scope: w.scope, Mode: PolicyRestore, Before: out.Before, Goal: testGoal(), Limit: holdLimit}
+
+	_, err = setPolicy(t.Context(), w.client, request)
+	f, _, ok := finding.Of(err)
+	require.True(t, ok)
+	assert.Contains(t, f.Found, oldHypervisor)
+	assert.True(t, w.policy().held())
+
+	request.Goal.HypervisorImage = oldHypervisor
+	after, err := setPolicy(t.Context(), w.client, request)
+	require.NoError(t, err)
+	require.Len(t, after.After, 1)
+	assert.True(t, after.After[0].AutoHypervisor)
+	assert.Equal(t, int32(20), after.After[0].BatchPercentage)
+}

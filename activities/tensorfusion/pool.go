@@ -1,0 +1,166 @@
+package tensorfusion
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// ObservePool lists the hosts of one GPUPool in name order and judges each
+// against the Goal.
+func (a *Activities) ObservePool(ctx context.Context, req ObservePoolRequest) (PoolObservation, error) {
+	out := PoolObservation{Pool: req.Pool}
+	c, err := a.connect(ctx, req.Scope)
+	if err != nil {
+		return out, err
+	}
+	return observePool(ctx, c, req)
+}
+
+func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (PoolObservation, error) {
+	out := PoolObservation{Pool: req.Pool}
+	hosts, err := readHosts(ctx, c, req.Release.Namespace, req.Pool)
+	if err != nil {
+		return out, kube.Wrap(err, "hosts of GPUPool/"+req.Pool)
+	}
+	nodes := map[string]corev1.Node{}
+	listed, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
+	if err != nil {
+		return out, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
+	}
+	for _, n := range listed {
+		nodes[n.Name] = n
+	}
+	for _, v := range hosts {
+		node, known := nodes[v.name]
+		h := Host{Name: v.name, Created: v.gpuNode.CreationTimestamp.Time}
+		if pod := v.pod(req.Goal); pod != nil {
+			h.UID = string(pod.UID)
+		}
+		h.OnTarget = v.unproven(req.Goal, nil) == ""
+		switch {
+		case !known:
+			h.Broken = "no Node of this name"
+		case !nodeReady(&node):
+			h.Broken = "Node is not Ready"
+		case driverUpgrade(&node) != "":
+			h.Broken = "driver upgrade in progress: " + driverUpgrade(&node)
+		default:
+			h.Broken = v.unhealthy(req.Goal)
+		}
+		for _, key := range req.LabelKeys {
+			value, ok := node.Labels[key]
+			if !ok {
+				continue
+			}
+			if h.Labels == nil {
+				h.Labels = map[string]string{}
+			}
+			h.Labels[key] = value
+		}
+		out.Hosts = append(out.Hosts, h)
+	}
+	return out, nil
+}
+
+// readHosts reads the hosts of a pool (all pools when pool is empty), sorted
+// by name.
+func readHosts(ctx context.Context, c *kube.Client, namespace, pool string) ([]hostView, error) {
+	selector := ""
+	if pool != "" {
+		selector = poolLabel(pool) + "=true"
+	}
+	nodes, err := listRaw(ctx, c.Dynamic, gpuNodesGVR, "", selector)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := listRaw(ctx, c.Dynamic, podsGVR, namespace, labelComponent+"="+componentHypervisor)
+	if err != nil {
+		return nil, err
+	}
+	gpus, err := listRaw(ctx, c.Dynamic, gpusGVR, "", "")
+	if err != nil {
+		return nil, err
+	}
+	var r hostReader
+	return r.views(pointers(nodes), pointers(pods), pointers(gpus))
+}
+
+func pointers(in []unstructured.Unstructured) []*unstructured.Unstructured {
+	out := make([]*unstructured.Unstructured, len(in))
+	for i := range in {
+		out[i] = &in[i]
+	}
+	return out
+}
+
+// hostReader joins GPUNodes, hypervisor pods and GPUs by node. It decodes an
+// object once per version, so that looking again after each of many events
+// stays cheap in a pool of thousands.
+type hostReader struct {
+	nodes decoded[FusionNode]
+	pods  decoded[corev1.Pod]
+	gpus  decoded[FusionGPU]
+}
+
+func (r *hostReader) views(nodes, pods, gpus []*unstructured.Unstructured) ([]hostView, error) {
+	out := make([]hostView, 0, len(nodes))
+	index := make(map[string]int, len(nodes))
+	for _, u := range nodes {
+		n, err := r.nodes.get(u)
+		if err != nil {
+			return nil, err
+		}
+		index[n.Name] = len(out)
+		out = append(out, hostView{name: n.Name, gpuNode: n})
+	}
+	for _, u := range pods {
+		p, err := r.pods.get(u)
+		if err != nil {
+			return nil, err
+		}
+		if i, ok := index[p.Spec.NodeName]; ok {
+			out[i].pods = append(out[i].pods, *p)
+		}
+	}
+	for _, u := range gpus {
+		g, err := r.gpus.get(u)
+		if err != nil {
+			return nil, err
+		}
+		if i, ok := index[g.Node()]; ok {
+			out[i].gpus = append(out[i].gpus, *g)
+		}
+	}
+	return out, nil
+}
+
+// decoded remembers the typed form of objects by UID and resourceVersion.
+type decoded[T any] struct {
+	known map[types.UID]entry[T]
+}
+
+type entry[T any] struct {
+	version string
+	value   *T
+}
+
+func (d *decoded[T]) get(u *unstructured.Unstructured) (*T, error) {
+	if e, ok := d.known[u.GetUID()]; ok && e.version != "" && e.version == u.GetResourceVersion() {
+		return e.value, nil
+	}
+	v, err := decode[T](u)
+	if err != nil {
+		return nil, fmt.Errorf("decoding: %w", err)
+	}
+	if d.known == nil {
+		d.known = map[types.UID]entry[T]{}
+	}
+	d.known[u.GetUID()] = entry[T]{u.GetResourceVersion(), &v}
+	return &v, nil
+}

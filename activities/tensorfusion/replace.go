@@ -1,0 +1,365 @@
+package tensorfusion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.temporal.io/sdk/activity"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// ReplaceHypervisors replaces the hypervisor pods of the given hosts, all at
+// once, and proves each (T14, facts section 6). All hosts share three watches;
+// the only request per host is its delete, which carries the pod's UID.
+//
+// Attempts may follow each other at any point: what is done is seen from the
+// pods, and the heartbeat keeps what cannot be seen (inventory before, when
+// the host's time began).
+func (a *Activities) ReplaceHypervisors(ctx context.Context, req ReplaceRequest) (ReplaceResult, error) {
+	c, err := a.connect(ctx, req.Scope)
+	if err != nil {
+		return ReplaceResult{}, err
+	}
+	var kept map[string]hostMemory
+	if activity.IsActivity(ctx) && activity.HasHeartbeatDetails(ctx) {
+		// Details of another build are no reason to fail: the pods tell the rest.
+		_ = activity.GetHeartbeatDetails(ctx, &kept)
+	}
+	return replace(ctx, c, req, kept)
+}
+
+// hostMemory is what a later attempt cannot see in the cluster.
+type hostMemory struct {
+	Started time.Time `json:"started"`
+	// Deleted: this run deleted a pod of the host.
+	Deleted bool     `json:"deleted,omitempty"`
+	Before  []string `json:"before,omitempty"`
+	// Outcome is empty until the host is finished.
+	Outcome string `json:"outcome,omitempty"`
+}
+
+// replacement is one attempt over all hosts.
+type replacement struct {
+	client *kube.Client
+	req    ReplaceRequest
+	nodes  map[string]corev1.Node
+	reader hostReader
+
+	mu     sync.Mutex // memory is read by the heartbeat
+	memory map[string]hostMemory
+	views  map[string]hostView
+	found  map[string]string // what is missing from each host's proof
+	done   map[string]HostResult
+}
+
+// parallelRequests bounds the requests that are in flight at once.
+const parallelRequests = 16
+
+func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[string]hostMemory) (ReplaceResult, error) {
+	r := &replacement{
+		client: c, req: req,
+		nodes:  map[string]corev1.Node{},
+		memory: map[string]hostMemory{},
+		found:  map[string]string{},
+		done:   map[string]HostResult{},
+	}
+	for _, h := range req.Hosts {
+		if m, ok := kept[h.Name]; ok {
+			m.Outcome = "" // proven anew: the world may have moved since
+			r.memory[h.Name] = m
+		}
+	}
+	nodes, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
+	if err != nil {
+		return ReplaceResult{}, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
+	}
+	for _, n := range nodes {
+		r.nodes[n.Name] = n
+	}
+	// A round ends when every host is finished, or at the earliest deadline.
+	for len(r.done) < len(req.Hosts) {
+		if err := r.expire(ctx, r.round(ctx)); err != nil {
+			return ReplaceResult{}, inRow(err, "T14")
+		}
+	}
+	var out ReplaceResult
+	for _, h := range req.Hosts {
+		out.Hosts = append(out.Hosts, r.done[h.Name])
+	}
+	return out, nil
+}
+
+// firstLook is the least time for the first look of a round: a worker that was
+// away for long must see the pods before it calls a host late.
+const firstLook = 30 * time.Second
+
+// errLate ends a round because a host ran out of time.
+var errLate = errors.New("a host ran out of time")
+
+// round watches until every host is finished or the first one is late. The
+// hosts' time is only looked at once they have been.
+func (r *replacement) round(ctx context.Context) error {
+	watching, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var deadline *time.Timer
+	defer func() {
+		if deadline != nil {
+			deadline.Stop()
+		}
+	}()
+	return r.client.Await(watching, kube.Wait{
+		What:      fmt.Sprintf("hypervisors of %d hosts of GPUPool/%s", len(r.req.Hosts), r.req.Pool),
+		Limit:     r.req.Limit + firstLook,
+		Heartbeat: func(string) { beat(ctx, r.remember()) },
+	}, func(objects kube.Objects) (bool, string, error) {
+		err := r.step(ctx, objects)
+		if deadline == nil {
+			deadline = time.AfterFunc(r.nextDeadline(), func() { cancel(errLate) })
+		}
+		return len(r.done) == len(r.req.Hosts), fmt.Sprintf("%d of %d hosts proven", len(r.done), len(r.req.Hosts)), err
+	},
+		kube.Selection{Resource: gpuNodesGVR, Labels: poolLabel(r.req.Pool) + "=true"},
+		kube.Selection{Resource: podsGVR, Namespace: r.req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
+		kube.Selection{Resource: gpusGVR})
+}
+
+// nextDeadline is how long until the first unfinished host runs out of time.
+func (r *replacement) nextDeadline() time.Duration {
+	next := r.req.Limit
+	for _, h := range r.req.Hosts {
+		m, started := r.memory[h.Name]
+		if _, finished := r.done[h.Name]; finished || !started {
+			continue
+		}
+		next = min(next, time.Until(m.Started.Add(r.req.Limit)))
+	}
+	return max(next, 0)
+}
+
+// remember copies the memory for the heartbeat.
+func (r *replacement) remember() map[string]hostMemory {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make(map[string]hostMemory, len(r.memory))
+	for name, m := range r.memory {
+		out[name] = m
+	}
+	return out
+}
+
+func (r *replacement) setMemory(name string, change func(*hostMemory)) hostMemory {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.memory[name]
+	change(&m)
+	r.memory[name] = m
+	return m
+}
+
+// step looks at every unfinished host: proven, to be deleted, or to be waited
+// for.
+func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
+	views, err := r.reader.views(objects[0], objects[1], objects[2])
+	if err != nil {
+		return err
+	}
+	r.views = make(map[string]hostView, len(views))
+	for _, v := range views {
+		r.views[v.name] = v
+	}
+	var doomed []doomedPod
+	for _, h := range r.req.Hosts {
+		if _, finished := r.done[h.Name]; finished {
+			continue
+		}
+		v, known := r.views[h.Name]
+		if !known {
+			r.fail(h, finding.Finding{Object: hostObject(h.Name), Expected: "a GPUNode of GPUPool/" + r.req.Pool, Found: "none",
+				Next: "the Node left the cluster or the pool: leave it out, or bring it back and retry"})
+			continue
+		}
+		m := r.setMemory(h.Name, func(m *hostMemory) {
+			if m.Started.IsZero() {
+				m.Started, m.Before = time.Now().UTC(), v.inventory()
+			}
+		})
+		why := v.unproven(r.req.Goal, m.Before)
+		r.found[h.Name] = why
+		if why == "" {
+			r.prove(h, v, m)
+			continue
+		}
+		pods := r.doomed(h, v)
+		if len(pods) == 0 {
+			continue
+		}
+		if f := r.blocked(h.Name); f != nil {
+			r.fail(h, *f)
+			continue
+		}
+		doomed = append(doomed, pods...)
+	}
+	return r.delete(ctx, doomed)
+}
+
+// doomedPod is a pod that is deleted, and the host that it belongs to.
+type doomedPod struct {
+	host string
+	name string
+	uid  types.UID
+}
+
+// doomed lists the pods to delete: leftovers of another line (P07), and the
+// pod that the planner saw unless it is already of the target and young enough
+// to be on its way. A pod with another UID was made after the plan: it is
+// waited for, never deleted.
+func (r *replacement) doomed(h HostTarget, v hostView) []doomedPod {
+	var out []doomedPod
+	for i := range v.pods {
+		pod := &v.pods[i]
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		leftover := !r.req.Goal.named(pod)
+		planned := h.UID != "" && string(pod.UID) == h.UID
+		coming := r.req.Goal.wants(pod) == "" && podTrouble(pod) == "" &&
+			time.Since(pod.CreationTimestamp.Time) < r.req.Limit
+		if leftover || planned && !coming {
+			out = append(out, doomedPod{host: h.Name, name: pod.Name, uid: pod.UID})
+		}
+	}
+	return out
+}
+
+// blocked says why deleting would not help: the controller does not recreate
+// pods on such nodes (rules 19 and 20).
+func (r *replacement) blocked(name string) *finding.Finding {
+	n, known := r.nodes[name]
+	switch {
+	case !known:
+		return &finding.Finding{Row: "P14", Object: "Node/" + name, Expected: "it exists", Found: "no Node of this name",
+			Next: "leave the host out, or bring the Node back and retry"}
+	case !nodeReady(&n):
+		return &finding.Finding{Row: "P14", Object: "Node/" + name, Expected: "Ready", Found: "not Ready",
+			Why: "the controller creates no hypervisor on it, so nothing was deleted", Next: "repair the Node, then retry"}
+	case driverUpgrade(&n) != "":
+		return &finding.Finding{Row: "P01", Object: "Node/" + name, Expected: "no driver upgrade in progress",
+			Found: labelDriverUpgrade + "=" + driverUpgrade(&n),
+			Why:   "the controller leaves the node alone meanwhile, so nothing was deleted", Next: "let the driver upgrade finish, then retry"}
+	}
+	return nil
+}
+
+// delete removes the pods with their UID as precondition. Gone or changed
+// means that the next look tells more, so a lost reply does no harm.
+func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, parallelRequests)
+	errs := make([]error, len(pods))
+	for i, p := range pods {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			err := r.client.Dynamic.Resource(podsGVR).Namespace(r.req.Release.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{
+				Preconditions: &metav1.Preconditions{UID: &p.uid},
+			})
+			switch {
+			case err == nil:
+				r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true })
+			case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+				errs[i] = kube.Wrap(err, "delete of Pod/"+r.req.Release.Namespace+"/"+p.name)
+			}
+		})
+	}
+	wg.Wait()
+	// One is enough: a joined error would lose its class on the way out.
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prove records a proven host.
+func (r *replacement) prove(h HostTarget, v hostView, m hostMemory) {
+	pod := v.pod(r.req.Goal)
+	res := HostResult{Name: h.Name, OldUID: h.UID, NewUID: string(pod.UID), Outcome: OutcomeAlready}
+	if m.Deleted {
+		res.Outcome = OutcomeReplaced
+		res.Seconds = time.Since(m.Started).Seconds()
+	}
+	r.finish(res)
+}
+
+func (r *replacement) fail(h HostTarget, f finding.Finding) {
+	r.finish(HostResult{Name: h.Name, OldUID: h.UID, Outcome: OutcomeFailed, Failure: &f})
+}
+
+func (r *replacement) finish(res HostResult) {
+	r.setMemory(res.Name, func(m *hostMemory) { m.Outcome = res.Outcome })
+	r.done[res.Name] = res
+}
+
+// expire fails the hosts whose time is over, with the hint that fits their
+// pod. It returns every error of a round that is not such a deadline.
+func (r *replacement) expire(ctx context.Context, waited error) error {
+	if !errors.Is(waited, errLate) {
+		return waited
+	}
+	var late []HostTarget
+	for _, h := range r.req.Hosts {
+		m := r.memory[h.Name]
+		_, finished := r.done[h.Name]
+		if _, seen := r.found[h.Name]; !finished && seen && time.Since(m.Started) >= r.req.Limit {
+			late = append(late, h)
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	failures := make([]finding.Finding, len(late))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, parallelRequests)
+	for i, h := range late {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			failures[i] = r.diagnose(ctx, h.Name)
+		})
+	}
+	wg.Wait()
+	for i, h := range late {
+		r.fail(h, failures[i])
+	}
+	return nil
+}
+
+// diagnose explains a host that did not come back in time (T25).
+func (r *replacement) diagnose(ctx context.Context, name string) finding.Finding {
+	f := notProven("T25", name, r.found[name])
+	v := r.views[name]
+	pod := v.pod(r.req.Goal)
+	log := ""
+	if pod != nil {
+		if trouble := podTrouble(pod); trouble != "" {
+			f.Found += "; " + trouble
+		}
+		if len(pod.Spec.Containers) > 0 && !ready(pod) {
+			// Without a log the pod's states still tell something.
+			log, _ = r.client.PodLogTail(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, 50, false)
+		}
+	}
+	f.Found += fmt.Sprintf(" after %s", r.req.Limit)
+	f.Next = hintFor(pod, log)
+	return f
+}

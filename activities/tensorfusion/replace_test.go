@@ -1,0 +1,169 @@
+package tensorfusion
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func (w *world) replace(hosts []HostTarget, limit time.Duration) ReplaceResult {
+	w.t.Helper()
+	out, err := replace(w.t.Context(), w.client, ReplaceRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal(), Hosts: hosts, Limit: limit}, nil)
+	require.NoError(w.t, err)
+	require.Len(w.t, out.Hosts, len(hosts))
+	return out
+}
+
+// oldHosts gives every node a pod of the old image; pods made from then on run
+// the new one.
+func (w *world) oldHosts(nodes ...string) []HostTarget {
+	w.t.Helper()
+	for _, n := range nodes {
+		require.NoError(w.t, w.makePod(w.t.Context(), w.node(n), w.podPrefix, oldHypervisor))
+	}
+	return w.hosts()
+}
+
+func TestHypervisorsAreReplacedAndProvenTogether(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	hosts := w.oldHosts("a", "b", "c")
+	w.control()
+	out := w.replace(hosts, 30*time.Second)
+	for i, h := range out.Hosts {
+		assert.Equal(t, OutcomeReplaced, h.Outcome, h.Name)
+		assert.Equal(t, hosts[i].UID, h.OldUID)
+		assert.NotEmpty(t, h.NewUID)
+		assert.NotEqual(t, h.OldUID, h.NewUID)
+	}
+
+	// The reply was lost: a second attempt with the same request deletes nothing.
+	again := w.replace(hosts, 30*time.Second)
+	for i, h := range again.Hosts {
+		assert.Equal(t, OutcomeAlready, h.Outcome)
+		assert.Equal(t, out.Hosts[i].NewUID, h.NewUID)
+	}
+	assert.Equal(t, 3, w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") }))
+}
+
+func TestAHostCostsOneRequestBesidesTheSharedWatches(t *testing.T) {
+	w := newWorld(t, "a", "b", "c", "d", "e")
+	hosts := w.oldHosts("a", "b", "c", "d", "e")
+	w.control()
+	w.replace(hosts, 30*time.Second)
+	deletes := w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") })
+	all := w.writes.count(func(string) bool { return true })
+	assert.Equal(t, len(hosts), deletes)
+	assert.LessOrEqual(t, all-deletes, 7, "three lists, three watches and the Nodes, whatever the number of hosts")
+}
+
+func TestAHostOnTargetIsLeftAlone(t *testing.T) {
+	w := newWorld(t, "a")
+	w.control()
+	hosts := w.hosts()
+	out := w.replace(hosts, 30*time.Second)
+	assert.Equal(t, OutcomeAlready, out.Hosts[0].Outcome)
+	assert.Zero(t, w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") }))
+}
+
+// A pod that the controller replaced by itself since the plan counts as progress.
+func TestASpontaneousReplacementCounts(t *testing.T) {
+	w := newWorld(t, "a")
+	w.control()
+	hosts := w.hosts()
+	hosts[0].UID = "the-pod-of-the-plan-is-gone"
+	out := w.replace(hosts, 30*time.Second)
+	assert.Equal(t, OutcomeAlready, out.Hosts[0].Outcome)
+}
+
+// P07: after 2.13 the old line's pod stays beside the new one, on the same port.
+func TestALeftoverOfTheOldLineIsRemovedInItsHostsTurn(t *testing.T) {
+	w := newWorld(t, "a")
+	require.NoError(t, w.makePod(t.Context(), w.node("a"), podPrefixOld, oldHypervisor))
+	hosts := w.hosts()
+	w.control()
+	out := w.replace(hosts, 30*time.Second)
+	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
+	pods, err := w.admin.Typed.CoreV1().Pods(w.scope.Release.Namespace).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, pods.Items, 1)
+	assert.True(t, strings.HasPrefix(pods.Items[0].Name, podPrefix+w.node("a")))
+}
+
+func TestAHostThatDoesNotComeBackFailsWithAHintAndTheOthersGoOn(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	hosts := w.oldHosts("a", "b")
+	w.broken[w.node("b")] = true
+	w.control()
+	out := w.replace(hosts, 3*time.Second)
+	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
+	assert.Equal(t, OutcomeFailed, out.Hosts[1].Outcome)
+	require.NotNil(t, out.Hosts[1].Failure)
+	assert.Equal(t, "T25", out.Hosts[1].Failure.Row)
+	assert.Contains(t, out.Hosts[1].Failure.Found, "ImagePullBackOff")
+	assert.Contains(t, out.Hosts[1].Failure.Next, "cannot be pulled")
+}
+
+// The controller recreates nothing on a Node that is not Ready (rule 20).
+func TestNothingIsDeletedOnANodeThatIsNotReady(t *testing.T) {
+	w := newWorld(t, "a")
+	hosts := w.oldHosts("a")
+	node, err := w.admin.Typed.CoreV1().Nodes().Get(t.Context(), w.node("a"), metav1.GetOptions{})
+	require.NoError(t, err)
+	node.Status.Conditions[0].Status = corev1.ConditionFalse
+	_, err = w.admin.Typed.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	out := w.replace(hosts, 30*time.Second)
+	assert.Equal(t, OutcomeFailed, out.Hosts[0].Outcome)
+	assert.Equal(t, "P14", out.Hosts[0].Failure.Row)
+	assert.Zero(t, w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") }))
+}
+
+// A later attempt must not call a host late before it has looked at it.
+func TestAnAttemptAfterALongAbsenceLooksFirst(t *testing.T) {
+	w := newWorld(t, "a")
+	w.control()
+	hosts := w.hosts()
+	kept := map[string]hostMemory{hosts[0].Name: {Started: time.Now().Add(-time.Hour), Deleted: true}}
+	hosts[0].UID = "deleted-an-hour-ago"
+	out, err := replace(t.Context(), w.client, ReplaceRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal(), Hosts: hosts, Limit: time.Second}, kept)
+	require.NoError(t, err)
+	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
+}
+
+func TestObservePoolTellsTargetAndTrouble(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	require.NoError(t, w.makePod(t.Context(), w.node("a"), podPrefix, newHypervisor))
+	require.NoError(t, w.makePod(t.Context(), w.node("b"), podPrefix, oldHypervisor))
+	out, err := observePool(t.Context(), w.client, ObservePoolRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal()})
+	require.NoError(t, err)
+	require.Len(t, out.Hosts, 3)
+	assert.True(t, out.Hosts[0].OnTarget)
+	assert.Empty(t, out.Hosts[0].Broken)
+	assert.False(t, out.Hosts[1].OnTarget)
+	assert.Empty(t, out.Hosts[1].Broken)
+	assert.Equal(t, "no hypervisor pod", out.Hosts[2].Broken)
+}
+
+func TestDriftNamesEveryUnplannedChange(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.control()
+	w.hosts()
+	first, err := checkDrift(t.Context(), w.client, DriftRequest{Scope: w.scope})
+	require.NoError(t, err)
+	require.NoError(t, w.admin.Typed.CoreV1().Pods(w.scope.Release.Namespace).Delete(t.Context(), podPrefix+w.node("a"), metav1.DeleteOptions{}))
+	w.hosts()
+	request := DriftRequest{Scope: w.scope, Snapshot: first.Snapshot}
+	out, err := checkDrift(t.Context(), w.client, request)
+	require.NoError(t, err)
+	require.Len(t, out.Findings, 1)
+	assert.Contains(t, out.Findings[0].Object, w.node("a"))
+	request.Planned = []string{w.node("a")}
+	out, err = checkDrift(t.Context(), w.client, request)
+	require.NoError(t, err)
+	assert.Empty(t, out.Findings)
+}

@@ -1,0 +1,201 @@
+package tensorfusion
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// SetPolicy sets the update policy once the run's rollouts are over: back to
+// what it was, sealed, or off. A policy that lets the controller replace
+// hypervisors is only set when every host is on the Goal: with one wrong
+// argument left the controller would count it as updated and delete the pod
+// later, outside any batch (rule 24).
+func (a *Activities) SetPolicy(ctx context.Context, req PolicyRequest) (PolicyResult, error) {
+	c, err := a.connect(ctx, req.Scope)
+	if err != nil {
+		return PolicyResult{}, err
+	}
+	out, err := setPolicy(ctx, c, req)
+	return out, inRow(err, "T13")
+}
+
+func setPolicy(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyResult, error) {
+	var out PolicyResult
+	before := map[string]PoolPolicy{}
+	for _, p := range req.Before {
+		before[p.Pool] = p
+	}
+	want := map[string]PoolPolicy{}
+	clusters, err := readClusters(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	for _, fc := range clusters {
+		for _, e := range fc.Spec.GPUPools {
+			live := policyOf(fc.Name, e)
+			p, err := req.wanted(live, before)
+			if err != nil {
+				return out, err
+			}
+			want[live.Pool] = p
+		}
+	}
+	hosts, err := readHosts(ctx, c, req.Release.Namespace, "")
+	if err != nil {
+		return out, kube.Wrap(err, "GPU hosts")
+	}
+	if err := mayRoll(req.Goal, hosts, want); err != nil {
+		return out, err
+	}
+	uids := map[string]string{}
+	for _, h := range hosts {
+		if p := h.pod(req.Goal); p != nil {
+			uids[h.name] = string(p.UID)
+		}
+	}
+	if err := patchClusters(ctx, c, func(b *clusterPatch) error {
+		for i, e := range b.cluster.Spec.GPUPools {
+			if p, ok := want[poolName(b.cluster.Name, e.Name)]; ok {
+				b.set(i, p)
+			}
+		}
+		b.annotate(annotationPolicyBefore, "")
+		return nil
+	}); err != nil {
+		return out, err
+	}
+	if err := awaitPolicy(ctx, c, req, want, uids); err != nil {
+		return out, err
+	}
+	clusters, err = readClusters(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	for _, fc := range clusters {
+		for _, e := range fc.Spec.GPUPools {
+			out.After = append(out.After, policyOf(fc.Name, e))
+		}
+	}
+	return out, nil
+}
+
+// wanted is one pool's policy in the mode that is asked for.
+func (r PolicyRequest) wanted(live PoolPolicy, before map[string]PoolPolicy) (PoolPolicy, error) {
+	was, known := before[live.Pool]
+	if !known {
+		was = live.hold() // a pool that came meanwhile stays off
+	}
+	switch r.Mode {
+	case PolicyRestore:
+		was.Missing = false // a block with three false flags means the same
+		return was, nil
+	case PolicySeal:
+		was.AutoHypervisor = true
+		return was, nil
+	case PolicyKeepOff:
+		out := was.hold()
+		return out, nil
+	}
+	return live, finding.Finding{Object: "request, mode", Expected: PolicyRestore + ", " + PolicySeal + " or " + PolicyKeepOff, Found: r.Mode}.Error(finding.Stop)
+}
+
+// mayRoll refuses to switch autoUpdateHypervisor on in a pool with a host that
+// is not on the Goal.
+func mayRoll(goal Goal, hosts []hostView, want map[string]PoolPolicy) error {
+	for _, pool := range sortedKeys(want) {
+		if !want[pool].AutoHypervisor {
+			continue
+		}
+		for _, h := range hosts {
+			if h.gpuNode.Labels[poolLabel(pool)] != "true" {
+				continue
+			}
+			if why := h.unproven(goal, nil); why != "" {
+				return finding.Finding{
+					Row: "T14", Object: hostObject(h.name), Expected: "proven before GPUPool/" + pool + " may roll by itself again", Found: why,
+					Why:  "the controller would replace it outside our batches, or count it as updated and delete it later",
+					Next: "finish the host's rollout, or keep the policy off",
+				}.Error(finding.Stop)
+			}
+		}
+	}
+	return nil
+}
+
+// awaitPolicy waits until the GPUPools show the policy; when sealing, until
+// they say synced. A hypervisor that the controller replaces meanwhile ends
+// the wait: the flags go off again.
+func awaitPolicy(ctx context.Context, c *kube.Client, req PolicyRequest, want map[string]PoolPolicy, uids map[string]string) error {
+	var replaced *finding.Finding
+	err := c.Await(ctx, kube.Wait{
+		What: "update policy " + req.Mode + " in every GPUPool", Limit: req.Limit, Heartbeat: beater(ctx),
+		Next: "check that the controller runs and has a leader",
+	}, func(objects kube.Objects) (bool, string, error) {
+		if f := touched(objects[1], uids); f != nil {
+			replaced = f
+			return true, f.Found, nil
+		}
+		found, err := poolsShow(objects[0], want)
+		if err == nil && found == "" && req.Mode == PolicySeal {
+			found, err = poolsSealed(objects[0], want)
+		}
+		return found == "", found, err
+	},
+		kube.Selection{Resource: poolsGVR},
+		kube.Selection{Resource: podsGVR, Namespace: req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor})
+	if err != nil || replaced == nil {
+		return err
+	}
+	off, err := hold(ctx, c, HoldRequest{Scope: req.Scope, Limit: req.Limit})
+	if err != nil {
+		return err
+	}
+	replaced.Next = fmt.Sprintf("the flags of %d pools are false again; look at the controller's log, then choose keepOff", len(off.Before))
+	return replaced.Error(finding.Stop)
+}
+
+// touched finds a hypervisor whose pod is not the proven one any more.
+func touched(pods []*unstructured.Unstructured, uids map[string]string) *finding.Finding {
+	for _, u := range pods {
+		node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
+		if was, known := uids[node]; known && (string(u.GetUID()) != was || u.GetDeletionTimestamp() != nil) {
+			return &finding.Finding{
+				Row: "P12", Object: "hypervisor of " + node, Expected: "the proven pod " + was, Found: "the controller replaces it",
+				Why: "with autoUpdateHypervisor true it rolls what it holds to be outdated",
+			}
+		}
+	}
+	return nil
+}
+
+// poolsSealed says which pool has not walked to 100/synced yet.
+func poolsSealed(pools []*unstructured.Unstructured, want map[string]PoolPolicy) (string, error) {
+	for _, u := range pools {
+		p, err := decode[FusionPool](u)
+		if err != nil {
+			return "", err
+		}
+		s := p.Status.Components
+		// An empty pool never writes its progress (rule 11).
+		if _, ours := want[p.Name]; !ours || s.HypervisorSynced || empty(u) {
+			continue
+		}
+		return fmt.Sprintf("GPUPool/%s is at %d %%, not synced", p.Name, s.HypervisorProgress), nil
+	}
+	return "", nil
+}
+
+// empty reports a pool without GPU nodes, by its own status.
+func empty(u *unstructured.Unstructured) bool {
+	nodes := int64(0)
+	for _, field := range []string{"readyNodes", "notReadyNodes"} {
+		n, _, _ := unstructured.NestedInt64(u.Object, "status", field)
+		nodes += n
+	}
+	return nodes == 0
+}

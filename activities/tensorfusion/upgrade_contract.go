@@ -1,0 +1,331 @@
+package tensorfusion
+
+import (
+	"time"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
+)
+
+// Activity names of the upgrade and rollback stages; queue cluster/<name>.
+const (
+	PreflightActivity       = "tensorfusion.Preflight"
+	DiffActivity            = "tensorfusion.Diff"
+	BackupActivity          = "tensorfusion.Backup"
+	ApplyCRDsActivity       = "tensorfusion.ApplyCRDs"
+	ReleaseActivity         = "tensorfusion.UpgradeRelease"
+	AwaitControllerActivity = "tensorfusion.AwaitController"
+	DriftActivity           = "tensorfusion.CheckDrift"
+	PolicyActivity          = "tensorfusion.SetPolicy"
+	VerifyActivity          = "tensorfusion.Verify"
+	CanaryJobActivity       = "tensorfusion.RunCanaryJob"
+	ReceiptActivity         = "tensorfusion.WriteReceipt"
+	RevisionActivity        = "tensorfusion.InspectRevision"
+)
+
+// Chart says where the target chart comes from: an oci:// reference, a
+// repository URL with a name (URL#name), or a folder on the worker. Digest,
+// once known, pins it: another digest stops the run.
+type Chart struct {
+	Ref     string `json:"ref"`
+	Version string `json:"version,omitempty"`
+	Digest  string `json:"digest,omitempty"`
+	// Revision takes chart and values from a stored release revision instead
+	// (TensorFusionRollback); Ref is empty then.
+	Revision int `json:"revision,omitempty"`
+}
+
+// Values says what the release's values become: the user's values as stored
+// in the live release, then File (on the worker), then Inline. Inline values
+// under known secret keys are refused; Secrets name them by reference.
+type Values struct {
+	File    string            `json:"file,omitempty"`
+	Inline  map[string]any    `json:"inline,omitempty"`
+	Secrets []SecretReference `json:"secrets,omitempty"`
+}
+
+// SecretReference puts the value of a Secret's key at a dotted values path.
+type SecretReference struct {
+	Path      string `json:"path"`
+	Namespace string `json:"namespace"`
+	Secret    string `json:"secret"`
+	Key       string `json:"key"`
+}
+
+// Intent is what the release shall become; carried by every release activity,
+// which resolves it anew and stops on another Digest.
+type Intent struct {
+	Chart  Chart  `json:"chart"`
+	Values Values `json:"values"`
+	// HypervisorImage is explicit in every plan (T02).
+	HypervisorImage string `json:"hypervisorImage"`
+	// IsolationPolicy pins controller.isolationModePolicy (rule 24); "" only
+	// when the target chart does not know it.
+	IsolationPolicy string `json:"isolationPolicy,omitempty"`
+	// Digest is the SHA-256 of the resolved chart, values and post-rendering,
+	// filled by Preflight.
+	Digest string `json:"digest,omitempty"`
+}
+
+// PreflightRequest asks for every check before anything is touched.
+type PreflightRequest struct {
+	Scope
+	Intent Intent `json:"intent"`
+	// Acknowledged names the operator rows that the plan accepts, by row id.
+	Acknowledged []string `json:"acknowledged,omitempty"`
+	// AcceptedFloating lists images whose floating tag is accepted (P08).
+	AcceptedFloating []string `json:"acceptedFloating,omitempty"`
+}
+
+// Versions of one side of the upgrade.
+type Versions struct {
+	Chart      string `json:"chart"`
+	Controller string `json:"controller"` // image tag's version core, "" = unknown
+	Hypervisor string `json:"hypervisor"` // image reference
+	Revision   int    `json:"revision,omitempty"`
+}
+
+// Check is one row's verdict.
+type Check struct {
+	Row string `json:"row"`
+	OK  bool   `json:"ok"`
+	// Acknowledged: not OK, but the plan accepts it.
+	Acknowledged bool              `json:"acknowledged,omitempty"`
+	Class        finding.Class     `json:"class,omitempty"`
+	Findings     []finding.Finding `json:"findings,omitempty"`
+}
+
+// Pool summarises one GPUPool.
+type Pool struct {
+	Name  string `json:"name"`  // GPUPool
+	Entry string `json:"entry"` // name in spec.gpuPools
+	Nodes int    `json:"nodes"`
+	Port  int32  `json:"port"`
+}
+
+// Snapshot is what must not change by itself (P12, P14): UIDs and inventory.
+type Snapshot struct {
+	// Hypervisors maps node to pod UID, Workers namespace/pod to UID.
+	Hypervisors map[string]string `json:"hypervisors"`
+	Workers     map[string]string `json:"workers,omitempty"`
+	GPUs        int               `json:"gpus"`
+	// Inventory is the SHA-256 over GPU name, model, capacity, node, sorted.
+	Inventory string `json:"inventory"`
+	// Allocations counts /api/allocation entries of the leader; -1 unknown.
+	Allocations int `json:"allocations"`
+}
+
+// PreflightResult is small: verdicts, versions, digests.
+type PreflightResult struct {
+	Source   Versions     `json:"source"`
+	Target   Versions     `json:"target"`
+	Intent   Intent       `json:"intent"` // with Digest and chart digest filled
+	Checks   []Check      `json:"checks"`
+	Pools    []Pool       `json:"pools"`
+	Snapshot Snapshot     `json:"snapshot"`
+	Policy   []PoolPolicy `json:"policy"`
+	Goal     Goal         `json:"goal"`
+	// NeedsNudge: from < 2.17 to >= 2.17 (P10).
+	NeedsNudge bool `json:"needsNudge,omitempty"`
+	// NoChange: the release is already what the intent says and every host is
+	// on target.
+	NoChange bool `json:"noChange,omitempty"`
+}
+
+// DiffRequest asks what the upgrade would change, in Helm's own terms.
+type DiffRequest struct {
+	Scope
+	Intent           Intent   `json:"intent"`
+	Acknowledged     []string `json:"acknowledged,omitempty"`
+	AcceptedFloating []string `json:"acceptedFloating,omitempty"`
+}
+
+// ObjectChange is one object of the diff.
+type ObjectChange struct {
+	Action string `json:"action"` // create, change, delete
+	Object string `json:"object"` // Kind/namespace/name
+	Lines  int    `json:"lines"`
+}
+
+// DiffResult holds the masked diff, cut at 48 KiB (whole in the artifact).
+type DiffResult struct {
+	Changes  []ObjectChange `json:"changes"`
+	Text     string         `json:"text"`
+	Cut      bool           `json:"cut,omitempty"`
+	Artifact artifact.Ref   `json:"artifact"`
+	Checks   []Check        `json:"checks"`
+	// Forecast lists what the new controller rolls by itself (P11).
+	Forecast []finding.Finding `json:"forecast,omitempty"`
+}
+
+// BackupRequest asks for the backup of T06.
+type BackupRequest struct {
+	Scope
+	// Key is the artifact prefix, one per run.
+	Key string `json:"key"`
+}
+
+// BackupResult names the artifacts and what they hold.
+type BackupResult struct {
+	Artifacts []artifact.Ref `json:"artifacts"`
+	// Counts per resource, equal to live.
+	Counts map[string]int `json:"counts"`
+}
+
+// CRDsRequest applies the target chart's CRDs server-side with force (T07).
+type CRDsRequest struct {
+	Scope
+	Intent Intent        `json:"intent"`
+	Limit  time.Duration `json:"limit"`
+}
+
+// CRDsResult lists what was applied and is Established.
+type CRDsResult struct {
+	Applied []string `json:"applied"`
+}
+
+// ReleaseRequest upgrades the release in a child process, fenced by the Lease.
+type ReleaseRequest struct {
+	Scope
+	Intent Intent `json:"intent"`
+	// FromRevision is the revision seen by Preflight: another deployed one
+	// that is not ours stops the run.
+	FromRevision int           `json:"fromRevision"`
+	Holder       string        `json:"holder"` // the Lease's holder
+	Limit        time.Duration `json:"limit"`
+	// DisableHooks skips the chart's hooks, for clusters without a kubelet.
+	DisableHooks bool `json:"disableHooks,omitempty"`
+}
+
+// ReleaseResult names the revision that now stands.
+type ReleaseResult struct {
+	Revision int    `json:"revision"`
+	Chart    string `json:"chart"`
+	// Already: a former attempt of this run had done it.
+	Already bool `json:"already,omitempty"`
+}
+
+// ControllerRequest waits for the controller's rollout and its neighbours
+// (T09, T10), restarts it when only mounted configuration changed (T12), then
+// checks leader, webhook and allocations (P06, P13).
+type ControllerRequest struct {
+	Scope
+	Intent   Intent        `json:"intent"`
+	Snapshot Snapshot      `json:"snapshot"`
+	Limit    time.Duration `json:"limit"`
+}
+
+// ControllerResult is the controller as proven.
+type ControllerResult struct {
+	Image     string  `json:"image"`
+	Replicas  int     `json:"replicas"`
+	Leader    string  `json:"leader"`
+	Restarted bool    `json:"restarted,omitempty"`
+	Checks    []Check `json:"checks"`
+}
+
+// DriftRequest compares the live UIDs with a snapshot (P12, P14).
+type DriftRequest struct {
+	Scope
+	Snapshot Snapshot `json:"snapshot"`
+	// Planned nodes may have another hypervisor UID; PlannedWorkers: any
+	// worker may.
+	Planned        []string `json:"planned,omitempty"`
+	PlannedWorkers bool     `json:"plannedWorkers,omitempty"`
+}
+
+// DriftResult lists what changed unplanned, and the fresh snapshot.
+type DriftResult struct {
+	Findings []finding.Finding `json:"findings,omitempty"`
+	Snapshot Snapshot          `json:"snapshot"`
+}
+
+// Policy modes after the rollout.
+const (
+	PolicyRestore = "restore" // the policy as found before the hold
+	PolicySeal    = "seal"    // autoUpdate true where allowed, so that synced=100
+	PolicyKeepOff = "keepOff" // all three flags stay false
+)
+
+// PolicyRequest sets the policy once every pod is proven.
+type PolicyRequest struct {
+	Scope
+	Mode   string        `json:"mode"`
+	Before []PoolPolicy  `json:"before"`
+	Goal   Goal          `json:"goal"`
+	Limit  time.Duration `json:"limit"`
+}
+
+// PolicyResult is the policy as it now stands.
+type PolicyResult struct {
+	After []PoolPolicy `json:"after"`
+}
+
+// VerifyRequest runs T17-T19 and compares the inventory with the backup's.
+type VerifyRequest struct {
+	Scope
+	Goal     Goal     `json:"goal"`
+	Snapshot Snapshot `json:"snapshot"`
+	// Pools that were rolled; the others must be unchanged.
+	Rolled []string      `json:"rolled,omitempty"`
+	Limit  time.Duration `json:"limit"`
+}
+
+// VerifyResult holds the verdicts.
+type VerifyResult struct {
+	Checks []Check  `json:"checks"`
+	After  Versions `json:"after"`
+}
+
+// CanaryJobRequest runs the CUDA probe in one TensorFusion pod of a pool (T20).
+type CanaryJobRequest struct {
+	Scope
+	Pool  string `json:"pool"`
+	Node  string `json:"node,omitempty"` // pinned when set
+	Image string `json:"image"`
+	// Args of the image's entry point, which must run the CUDA probe.
+	Args  []string      `json:"args,omitempty"`
+	Key   string        `json:"key"` // unique per run and pool, DNS-safe
+	Limit time.Duration `json:"limit"`
+}
+
+// CanaryJobResult is the probe's own verdict from inside the workload.
+type CanaryJobResult struct {
+	Pod    string     `json:"pod"`
+	Node   string     `json:"node"`
+	Result gpu.Result `json:"result"`
+	Checks []Check    `json:"checks"`
+}
+
+// ReceiptRequest stores the receipt as an artifact and as a ConfigMap.
+type ReceiptRequest struct {
+	Scope
+	Key string `json:"key"`
+	// JSON is the receipt; Hosts the rows per host (artifact only).
+	JSON  []byte `json:"json"`
+	Hosts []byte `json:"hosts,omitempty"`
+}
+
+// ReceiptResult names both places.
+type ReceiptResult struct {
+	Artifact  artifact.Ref `json:"artifact"`
+	ConfigMap string       `json:"configMap"`
+}
+
+// RevisionRequest inspects a stored revision for a rollback; 0 = the newest
+// superseded one.
+type RevisionRequest struct {
+	Scope
+	Revision int `json:"revision,omitempty"`
+}
+
+// RevisionResult says what the revision holds.
+type RevisionResult struct {
+	Revision        int      `json:"revision"`
+	Versions        Versions `json:"versions"`
+	HypervisorImage string   `json:"hypervisorImage"`
+	IsolationPolicy string   `json:"isolationPolicy,omitempty"`
+	// Substituted names the secret values that today's replace.
+	Substituted []string `json:"substituted,omitempty"`
+}
