@@ -1,0 +1,240 @@
+// Package rollout takes one component over the hosts of one pool: canary,
+// batches, waves, soak, gates, budget. It carries out what the pure planner in
+// rollout/plan decides, as stages of the sequencer. It must do no I/O of its
+// own and hold no rule about which host goes next.
+package rollout
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.temporal.io/sdk/temporal"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/rollout/plan"
+	"github.com/refit-run/refit/workflows/window"
+)
+
+// Components.
+const (
+	Hypervisor = "hypervisor"
+	Worker     = "worker"
+	Client     = "client"
+)
+
+// Validation modes. In mode canaryJob the run that starts the rollout proves
+// each pool by a Job afterwards; hosts are proven by their pods alone.
+const (
+	ValidateAgent     = "agent"
+	ValidateCanaryJob = "canaryJob"
+	ValidateNone      = "none"
+)
+
+// Input is the one JSON value of a Rollout.
+type Input struct {
+	Scope     tensorfusion.Scope `json:"scope"`
+	Component string             `json:"component" jsonschema:"enum=hypervisor,enum=worker,enum=client"`
+	// Pool is the GPUPool, Entry its name in spec.gpuPools, which names the
+	// stages: rollout.hypervisor.shared.canary.
+	Pool     string            `json:"pool"`
+	Entry    string            `json:"entry"`
+	Strategy plan.Strategy     `json:"strategy,omitzero"`
+	Goal     tensorfusion.Goal `json:"goal,omitzero"`
+	// Validation is agent (default), canaryJob or none; Level how deep the
+	// agent goes.
+	Validation string    `json:"validation,omitempty" jsonschema:"enum=agent,enum=canaryJob,enum=none"`
+	Level      gpu.Level `json:"level,omitempty" jsonschema:"enum=quick,enum=standard,enum=stress"`
+	// Strict counts the verdict "degraded" as a failure instead of a warning.
+	Strict  bool           `json:"strict,omitempty"`
+	Windows []window.Spec  `json:"windows,omitempty"`
+	Workers *WorkerOptions `json:"workers,omitempty"`
+	Clients *ClientOptions `json:"clients,omitempty"`
+	// FixFirst takes broken hosts first, as a rollback wants it.
+	FixFirst bool `json:"fixFirst,omitempty"`
+	// Parent is nil when the rollout was started alone: it then takes the
+	// release's Lease and holds auto update by itself.
+	Parent *protocol.Parent `json:"parent,omitempty"`
+	// Resume is set by continue-as-new alone.
+	Resume *State `json:"resume,omitempty"`
+}
+
+// WorkerOptions of the driver `controller`.
+type WorkerOptions struct {
+	// AcknowledgeLostSessions accepts that the connections listed at the gate
+	// lose their GPU session. Without it the rollout is refused.
+	AcknowledgeLostSessions bool `json:"acknowledgeLostSessions,omitempty"`
+	// Stall is the longest time without progress (default 10 m).
+	Stall window.Duration `json:"stall,omitempty"`
+	// BatchPercentage and BatchInterval are the controller's own: share of the
+	// workloads per batch (default 20, as in the guide) and the wait between.
+	BatchPercentage int32           `json:"batchPercentage,omitempty"`
+	BatchInterval   window.Duration `json:"batchInterval,omitempty"`
+}
+
+// ClientOptions of the driver `owner`.
+type ClientOptions struct {
+	// PerOwner is how many pods of one owner may be away at a time (default 1).
+	PerOwner int `json:"perOwner,omitempty"`
+	// Leave names owners (Kind/namespace/name) that are not touched.
+	Leave []string `json:"leave,omitempty"`
+	// Limit is how long one eviction may be blocked by a disruption budget
+	// (default 10 m).
+	Limit window.Duration `json:"limit,omitempty"`
+}
+
+// Result of a Rollout. Hosts are in the order of the batches; hosts on target
+// before the rollout began come last.
+type Result struct {
+	Outcome  protocol.Outcome  `json:"outcome"`
+	Hosts    []HostRow         `json:"hosts,omitempty"`
+	Progress protocol.Progress `json:"progress"`
+	Stages   []protocol.Stage  `json:"stages,omitempty"`
+	// Drift lists what changed in the pool without being part of the plan.
+	Drift      []finding.Finding `json:"drift,omitempty"`
+	Warnings   []string          `json:"warnings,omitempty"`
+	LeftBehind []string          `json:"leftBehind,omitempty"`
+}
+
+// Outcomes of a host beside those of tensorfusion.HostResult.
+const (
+	OutcomeGone = "gone" // left the pool
+	OutcomeLeft = "left" // its batch was skipped
+	// OutcomeUnproven: it was taken, and what became of it is not known.
+	OutcomeUnproven = "unproven"
+)
+
+// HostRow is the record of one host. It is kept small: a rollout carries one
+// per host through every continue-as-new.
+type HostRow struct {
+	Name string `json:"name"`
+	// Outcome is replaced, already, failed, gone, left or unproven.
+	Outcome string      `json:"outcome"`
+	OldUID  string      `json:"oldUID,omitempty"`
+	NewUID  string      `json:"newUID,omitempty"`
+	Seconds float64     `json:"seconds,omitempty"`
+	Verdict gpu.Verdict `json:"verdict,omitempty"`
+	// Failure of a failed host; Warning of one that passed with a remark.
+	Failure *finding.Finding `json:"failure,omitempty"`
+	Warning string           `json:"warning,omitempty"`
+	// Baseline of a host that failed after its pod was replaced: what the next
+	// attempt has to find again.
+	Baseline *gpu.Baseline `json:"baseline,omitempty"`
+}
+
+const (
+	defaultWorkerBatch = 20
+	defaultStall       = 10 * time.Minute
+	defaultLimit       = 10 * time.Minute
+)
+
+func (in Input) withDefaults() Input {
+	in.Strategy = in.Strategy.WithDefaults()
+	if in.Entry == "" {
+		in.Entry = in.Pool
+	}
+	if in.Validation == "" {
+		in.Validation = ValidateAgent
+	}
+	if in.Level == "" {
+		in.Level = gpu.Quick
+	}
+	if in.Workers != nil {
+		w := *in.Workers
+		if w.Stall == 0 {
+			w.Stall = window.Duration(defaultStall)
+		}
+		if w.BatchPercentage == 0 { // the API drops a 0 and makes one batch of all
+			w.BatchPercentage = defaultWorkerBatch
+		}
+		in.Workers = &w
+	}
+	if in.Component == Client {
+		c := ClientOptions{}
+		if in.Clients != nil {
+			c = *in.Clients
+		}
+		if c.PerOwner == 0 {
+			c.PerOwner = 1
+		}
+		if c.Limit == 0 {
+			c.Limit = window.Duration(defaultLimit)
+		}
+		in.Clients = &c
+	}
+	return in
+}
+
+// Validate returns every problem of the input at once.
+func (in Input) Validate() []plan.Problem {
+	var ps []plan.Problem
+	add := func(path, format string, args ...any) {
+		ps = append(ps, plan.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+	}
+	if in.Scope.Target.Cluster == "" {
+		add("scope.target.cluster", "is missing: name a cluster of the worker's configuration")
+	}
+	if in.Scope.Release.Name == "" || in.Scope.Release.Namespace == "" {
+		add("scope.release", "is %q in %q: want name and namespace of the Helm release", in.Scope.Release.Name, in.Scope.Release.Namespace)
+	}
+	if in.Pool == "" {
+		add("pool", "is missing: name a GPUPool")
+	}
+	if !slices.Contains([]string{"", ValidateAgent, ValidateCanaryJob, ValidateNone}, in.Validation) {
+		add("validation", "is %q: want agent, canaryJob or none", in.Validation)
+	}
+	if !slices.Contains([]gpu.Level{"", gpu.Quick, gpu.Standard, gpu.Stress}, in.Level) {
+		add("level", "is %q: want quick, standard or stress", in.Level)
+	}
+	switch in.Component {
+	case Hypervisor:
+		ps = append(ps, in.Strategy.Validate("strategy")...)
+		if in.Goal.HypervisorImage == "" {
+			add("goal.hypervisorImage", "is missing: a rollout must know the image that proves a host")
+		}
+		if in.Goal.PodName == "" {
+			add("goal.podName", "is missing: want the prefix of the pod's name, hypervisor- or tf-hypervisor-")
+		}
+	case Worker:
+		w := in.Workers
+		if w == nil || !w.AcknowledgeLostSessions {
+			add("workers.acknowledgeLostSessions", "is not true: connections to replaced workers lose their GPU session; the plan must accept that")
+		}
+		if w != nil && (w.BatchPercentage < 0 || w.BatchPercentage > 100) {
+			add("workers.batchPercentage", "is %d: want 1 to 100, or leave it out", w.BatchPercentage)
+		}
+		if w != nil && (w.Stall < 0 || w.BatchInterval < 0) {
+			add("workers", "has a negative duration: want positive ones")
+		}
+	case Client:
+		if c := in.Clients; c != nil && (c.PerOwner < 0 || c.Limit < 0) {
+			add("clients", "has a negative limit: want positive ones")
+		}
+	default:
+		add("component", "is %q: want hypervisor, worker or client", in.Component)
+	}
+	return ps
+}
+
+// badInput closes the run at once with every problem and its JSON path.
+func badInput(ps []plan.Problem) error {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.String()
+	}
+	return temporal.NewNonRetryableApplicationError(
+		fmt.Sprintf("the rollout's input has %d problems: %s", len(ps), strings.Join(lines, "; ")), protocol.BadInput, nil, ps)
+}
+
+// PlannerHosts are observed hosts as the planner sees them.
+func PlannerHosts(hosts []tensorfusion.Host) []plan.Host {
+	out := make([]plan.Host, len(hosts))
+	for i, h := range hosts {
+		out[i] = plan.Host{Name: h.Name, Created: h.Created, Labels: h.Labels, OnTarget: h.OnTarget, Broken: h.Broken}
+	}
+	return out
+}

@@ -1,0 +1,329 @@
+package rollout
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	enums "go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// ShardSize is the most hosts of one shard: about 1,300 events of history,
+// well below the 4,096 at which Temporal suggests to continue as new.
+const ShardSize = 200
+
+const (
+	// heartbeat is how soon the death of the worker is noticed.
+	heartbeat = 5 * time.Second
+	// agentMissing is how long an agent's queue may stay without a poller
+	// (design, contract 6).
+	agentMissing = 2 * time.Minute
+	// baselineLimit is generous: NVML answers within seconds, a driver that is
+	// initialising within half a minute.
+	baselineLimit = time.Minute
+	// replaceSlack is what listing and watching take beside the hosts' own
+	// deadline.
+	replaceSlack = 2 * time.Minute
+	// attempts bounds retries of a transient error: with the intervals below
+	// about ten minutes, so that an API server's restart is waited for.
+	attempts = 45
+)
+
+// ShardInput asks for the replacement of a wave's hosts, or of a part of it.
+type ShardInput struct {
+	Scope      tensorfusion.Scope `json:"scope"`
+	Pool       string             `json:"pool"`
+	Goal       tensorfusion.Goal  `json:"goal"`
+	Validation string             `json:"validation"`
+	Level      gpu.Level          `json:"level"`
+	Strict     bool               `json:"strict,omitempty"`
+	Limit      time.Duration      `json:"limit"`
+	Hosts      []ShardHost        `json:"hosts"`
+}
+
+// ShardHost is a host with the pod that is to go. Baseline is set when an
+// earlier attempt took it before it replaced the pod: the GPUs of that time
+// must be there again.
+type ShardHost struct {
+	tensorfusion.HostTarget
+	Baseline *gpu.Baseline `json:"baseline,omitempty"`
+}
+
+// ShardResult holds one row per host, in the input's order.
+type ShardResult struct {
+	Hosts []HostRow `json:"hosts"`
+}
+
+// Shard replaces and proves up to ShardSize hosts at once: two activities per
+// host for its agent and one for all of them in the cluster, so that the
+// history costs a constant number of events per host. It takes no verbs: the
+// rollout that started it does.
+func Shard(ctx workflow.Context, in ShardInput) (ShardResult, error) {
+	s := &shard{in: in, rows: make([]HostRow, len(in.Hosts)), baselines: make([]*gpu.Baseline, len(in.Hosts))}
+	for i, h := range in.Hosts {
+		s.rows[i] = HostRow{Name: h.Name, OldUID: h.UID}
+	}
+	if in.Validation == ValidateAgent {
+		s.baseline(ctx)
+	}
+	if err := s.replace(ctx); err != nil {
+		return ShardResult{}, err
+	}
+	if in.Validation == ValidateAgent {
+		s.validate(ctx)
+	}
+	return ShardResult{Hosts: s.rows}, nil
+}
+
+type shard struct {
+	in        ShardInput
+	rows      []HostRow
+	baselines []*gpu.Baseline
+}
+
+func (s *shard) fail(i int, f finding.Finding) {
+	s.rows[i].Outcome, s.rows[i].Failure = tensorfusion.OutcomeFailed, &f
+	s.rows[i].Verdict = gpu.Unproven
+}
+
+// baseline asks every agent for a snapshot. A host whose agent does not answer
+// has failed before anything of it was touched.
+func (s *shard) baseline(ctx workflow.Context) {
+	futures := make([]workflow.Future, len(s.in.Hosts))
+	for i, h := range s.in.Hosts {
+		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "baseline of "+h.Name, baselineLimit),
+			gpu.BaselineActivity, gpu.BaselineRequest{Node: h.Name})
+	}
+	for i, h := range s.in.Hosts {
+		var b gpu.Baseline
+		if err := futures[i].Get(ctx, &b); err != nil {
+			f := s.agentFailure(h.Name, "baseline", err)
+			f.Why = "without a baseline nothing could be proven afterwards; the pod was not touched"
+			s.fail(i, f)
+			s.rows[i].Baseline = h.Baseline
+			continue
+		}
+		s.baselines[i] = merge(b, h.Baseline)
+	}
+}
+
+// merge keeps the devices that an earlier attempt saw: a GPU that was lost on
+// the way must not vanish from the comparison.
+func merge(now gpu.Baseline, before *gpu.Baseline) *gpu.Baseline {
+	if before == nil {
+		return &now
+	}
+	for _, d := range before.Devices {
+		known := false
+		for _, n := range now.Devices {
+			known = known || n.UUID == d.UUID
+		}
+		if !known {
+			now.Devices = append(now.Devices, d)
+		}
+	}
+	return &now
+}
+
+// replace has the pods of all hosts with a baseline replaced and proven in one
+// activity.
+func (s *shard) replace(ctx workflow.Context) error {
+	req := tensorfusion.ReplaceRequest{Scope: s.in.Scope, Pool: s.in.Pool, Goal: s.in.Goal, Limit: s.in.Limit}
+	var index []int
+	for i, h := range s.in.Hosts {
+		if s.rows[i].Outcome == "" {
+			req.Hosts = append(req.Hosts, h.HostTarget)
+			index = append(index, i)
+		}
+	}
+	if len(req.Hosts) == 0 {
+		return nil
+	}
+	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
+		TaskQueue:           protocol.ClusterQueue(s.in.Scope.Target.Cluster),
+		StartToCloseTimeout: s.in.Limit + replaceSlack,
+		HeartbeatTimeout:    heartbeat,
+		WaitForCancellation: true,
+		Summary:             fmt.Sprintf("replace the hypervisors of %s", naming(req.Hosts)),
+		RetryPolicy:         retries(),
+	})
+	var out tensorfusion.ReplaceResult
+	if err := workflow.ExecuteActivity(ctx, tensorfusion.ReplaceActivity, req).Get(ctx, &out); err != nil {
+		return err
+	}
+	if len(out.Hosts) != len(req.Hosts) {
+		return finding.Finding{
+			Object: "activity " + tensorfusion.ReplaceActivity, Expected: fmt.Sprintf("%d results", len(req.Hosts)),
+			Found: fmt.Sprintf("%d", len(out.Hosts)), Next: "run workers of one version",
+		}.Error(finding.Stop)
+	}
+	for k, h := range out.Hosts {
+		row := &s.rows[index[k]]
+		row.Outcome, row.NewUID, row.Seconds, row.Failure = h.Outcome, h.NewUID, h.Seconds, h.Failure
+		if h.OldUID != "" {
+			row.OldUID = h.OldUID
+		}
+		if h.Outcome == tensorfusion.OutcomeFailed {
+			row.Baseline = s.baselines[index[k]]
+		}
+	}
+	return nil
+}
+
+// validate asks the agents of all replaced hosts for their verdict.
+func (s *shard) validate(ctx workflow.Context) {
+	limit := validationLimit(s.in.Level)
+	futures := make([]workflow.Future, len(s.in.Hosts))
+	for i, h := range s.in.Hosts {
+		if s.rows[i].Outcome == tensorfusion.OutcomeFailed {
+			continue
+		}
+		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "validate "+h.Name, limit+30*time.Second),
+			gpu.ValidateActivity, gpu.ValidateRequest{Node: h.Name, Level: s.in.Level, Baseline: s.baselines[i], Deadline: limit})
+	}
+	for i, h := range s.in.Hosts {
+		if futures[i] == nil {
+			continue
+		}
+		var r gpu.Result
+		if err := futures[i].Get(ctx, &r); err != nil {
+			f := s.agentFailure(h.Name, "validation", err)
+			f.Why = "the pod was replaced, but nothing proves that its GPUs compute"
+			s.fail(i, f)
+			s.rows[i].Baseline = s.baselines[i]
+			continue
+		}
+		s.judge(i, r)
+	}
+}
+
+// judge turns a verdict into the host's outcome.
+func (s *shard) judge(i int, r gpu.Result) {
+	row := &s.rows[i]
+	row.Verdict = r.Verdict
+	switch {
+	case r.Verdict == gpu.Pass:
+		return
+	case r.Verdict == gpu.Degraded && !s.in.Strict:
+		row.Warning = "degraded: " + failures(r)
+		return
+	}
+	next := "repair the host, then answer retry: it is validated again"
+	if r.Verdict == gpu.ResetNeeded {
+		next = "reset the GPU or reboot the host, then answer retry"
+	}
+	s.fail(i, finding.Finding{
+		Object: "GPUs of host " + row.Name, Expected: "verdict pass", Found: "verdict " + string(r.Verdict) + ": " + failures(r),
+		Why: "the pod runs, but its GPUs are not as they were before", Next: next,
+	})
+	row.Verdict = r.Verdict
+	row.Baseline = s.baselines[i]
+}
+
+// failures is the one-line form of the checks that did not pass.
+func failures(r gpu.Result) string {
+	text := ""
+	for _, c := range r.Checks {
+		if c.OK {
+			continue
+		}
+		if text != "" {
+			text += "; "
+		}
+		text += c.Name
+		if c.Device != "" {
+			text += " of " + c.Device
+		}
+		switch {
+		case c.Skipped != "":
+			text += " not answered: " + c.Skipped
+		case c.Expected != "":
+			text += fmt.Sprintf(": expected %s, found %s", c.Expected, c.Found)
+		default:
+			text += ": " + c.Found
+		}
+		if len(text) > 400 {
+			return text[:400] + " ..."
+		}
+	}
+	if text == "" {
+		return "the agent named no check"
+	}
+	return text
+}
+
+func (s *shard) agent(ctx workflow.Context, node, summary string, limit time.Duration) workflow.Context {
+	return workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
+		TaskQueue:              gpu.TaskQueue(s.in.Scope.Target.Cluster, node),
+		ScheduleToStartTimeout: agentMissing,
+		StartToCloseTimeout:    limit,
+		Summary:                summary,
+		RetryPolicy: &temporal.RetryPolicy{
+			InitialInterval: 2 * time.Second, BackoffCoefficient: 2, MaximumInterval: 10 * time.Second, MaximumAttempts: 5,
+		},
+	})
+}
+
+// agentFailure names what went wrong with an agent; above all the queue that
+// nobody polls.
+func (s *shard) agentFailure(node, what string, err error) finding.Finding {
+	queue := gpu.TaskQueue(s.in.Scope.Target.Cluster, node)
+	var timeout *temporal.TimeoutError
+	if errors.As(err, &timeout) {
+		if timeout.TimeoutType() == enums.TIMEOUT_TYPE_SCHEDULE_TO_START {
+			return finding.Finding{
+				Object: "agent of host " + node, Expected: "a poller of the task queue " + queue,
+				Found: fmt.Sprintf("nobody polled it for %s", agentMissing),
+				Next:  "start refit-gpuagent on the host, check its Temporal address and node name, then answer retry",
+			}
+		}
+		return finding.Finding{
+			Object: "agent of host " + node, Expected: what + " within its deadline", Found: "no answer",
+			Next: "look at the agent's log on the host: a hanging driver needs a reset or reboot; then answer retry",
+		}
+	}
+	if f, _, ok := finding.Of(err); ok {
+		return f
+	}
+	var app *temporal.ApplicationError
+	found := err.Error()
+	if errors.As(err, &app) {
+		found = app.Message()
+	}
+	return finding.Finding{
+		Object: "agent of host " + node, Expected: what, Found: found,
+		Next: "look at the agent's log on the host, then answer retry",
+	}
+}
+
+// validationLimit is the deadline of one validation by its depth.
+func validationLimit(l gpu.Level) time.Duration {
+	switch l {
+	case gpu.Stress:
+		return time.Hour
+	case gpu.Standard:
+		return 10 * time.Minute
+	}
+	return 2 * time.Minute
+}
+
+func retries() *temporal.RetryPolicy {
+	return &temporal.RetryPolicy{
+		InitialInterval: time.Second, BackoffCoefficient: 1.6, MaximumInterval: 15 * time.Second, MaximumAttempts: attempts,
+	}
+}
+
+// naming is a short list of hosts for summaries.
+func naming(hosts []tensorfusion.HostTarget) string {
+	if len(hosts) == 1 {
+		return hosts[0].Name
+	}
+	return fmt.Sprintf("%s and %d more hosts", hosts[0].Name, len(hosts)-1)
+}

@@ -1,0 +1,125 @@
+package rollout
+
+import (
+	"fmt"
+	"strings"
+
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// workers is the driver `controller`: the controller rolls the workloads by
+// its own batches while auto update of workers is on, and Refit watches. The
+// flag goes off again at the end, on a stall, a pause and an abort.
+type workers struct {
+	*run
+	before []tensorfusion.Workload
+	after  []tensorfusion.Workload
+}
+
+func (w *workers) state(*State) {}
+
+func (w *workers) roll(ctx workflow.Context) error {
+	if err := w.Execute(ctx, stage.Stage{
+		Name: w.name("observe"), Purpose: "list the workloads whose workers are outdated, and who is connected to them", Do: w.observe,
+	}); err != nil {
+		return err
+	}
+	if len(stale(w.before)) == 0 {
+		return nil
+	}
+	return w.Execute(ctx, stage.Stage{
+		Name: w.name("roll"), Purpose: "let the controller roll the workers of pool " + w.in.Entry + ", watched",
+		Mutates: true, Estimate: w.in.Workers.Stall.D(),
+		Gate: &stage.Gate{
+			Found:     w.sessions(),
+			Why:       "a connection to a replaced worker loses its GPU session: its program fails or has to reconnect",
+			Helps:     "tell the owners of the workloads, then approve; reject parks the rollout",
+			Approvers: w.in.Strategy.Approvers,
+		},
+		Do: w.act,
+	})
+}
+
+func (w *workers) request() tensorfusion.WorkersRequest {
+	return tensorfusion.WorkersRequest{
+		Scope: w.in.Scope, Pool: w.in.Pool, BatchPercentage: w.in.Workers.BatchPercentage,
+		BatchInterval: w.in.Workers.BatchInterval.D(), Stall: w.in.Workers.Stall.D(),
+	}
+}
+
+func (w *workers) observe(ctx workflow.Context, s *stage.Scope) error {
+	var seen tensorfusion.WorkersResult
+	if err := w.do(ctx, s, tensorfusion.WorkersActivity, "workloads of pool "+w.in.Pool, holdLimit, w.request(), &seen); err != nil {
+		return err
+	}
+	w.before, w.after = seen.Workloads, seen.Workloads
+	s.Progress(0, len(stale(w.before)), 0)
+	s.Note("%d of %d workloads have outdated workers", len(stale(w.before)), len(w.before))
+	return nil
+}
+
+func (w *workers) act(ctx workflow.Context, s *stage.Scope) error {
+	var out tensorfusion.WorkersResult
+	if err := w.attended(ctx, s, tensorfusion.RollWorkersActivity, "roll the workers of pool "+w.in.Pool, w.request(), &out, w.holdAgain(s)); err != nil {
+		return err
+	}
+	w.after = out.Workloads
+	left := stale(w.after)
+	total := len(stale(w.before))
+	s.Progress(max(0, total-len(left)), total, len(left))
+	if len(left) == 0 {
+		s.Note("%d workloads rolled, every worker is Ready", total)
+		return nil
+	}
+	var found []finding.Finding
+	for _, l := range left {
+		found = append(found, finding.Finding{
+			Object: "TensorFusionWorkload/" + l.Namespace + "/" + l.Name, Expected: fmt.Sprintf("%d ready workers of the target", l.Replicas),
+			Found: fmt.Sprintf("%d ready, outdated=%t", l.Ready, l.Stale), Next: "look at the workload's pods and events, then answer retry",
+		})
+	}
+	return stage.Parking(fmt.Sprintf("%d of %d workloads are still outdated", len(left), total),
+		"their workers run the old version beside the new hypervisor", "repair them, then answer retry", nil, found...)
+}
+
+// sessions is the gate's list: per workload the connections that end.
+func (w *workers) sessions() string {
+	const shown = 20
+	list := stale(w.before)
+	var lines []string
+	for i, l := range list {
+		if i == shown {
+			lines = append(lines, fmt.Sprintf("and %d more workloads", len(list)-shown))
+			break
+		}
+		who := "nobody connected"
+		if n := len(l.Connections); n > 5 {
+			who = fmt.Sprintf("%s and %d more connections", strings.Join(l.Connections[:5], ", "), n-5)
+		} else if n > 0 {
+			who = strings.Join(l.Connections, ", ")
+		}
+		lines = append(lines, fmt.Sprintf("%s/%s (%d workers): %s", l.Namespace, l.Name, l.Replicas, who))
+	}
+	return fmt.Sprintf("%d workloads lose their GPU sessions: %s", len(list), strings.Join(lines, "; "))
+}
+
+func stale(all []tensorfusion.Workload) []tensorfusion.Workload {
+	var out []tensorfusion.Workload
+	for _, w := range all {
+		if w.Stale {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func (w *workers) fill(out *Result) {
+	if out.Outcome == protocol.OutcomeDone && len(stale(w.before)) == 0 {
+		out.Outcome = protocol.OutcomeNoChange
+	}
+}

@@ -1,0 +1,113 @@
+package tensorfusion
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// Rollback is the workflow TensorFusionRollback. It never calls Helm's
+// rollback, which re-applies a stored manifest with its old credentials and
+// auto update on: it takes chart and values from the stored revision, puts
+// today's credentials in their place and upgrades to that under the hold
+// (facts, sections 7 and 14).
+func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) {
+	if ps := in.Validate(); len(ps) > 0 {
+		return protocol.Receipt{}, badInput(ps)
+	}
+	s := settings{
+		kind: protocol.TensorFusionRollback, cluster: in.Cluster, release: in.Release,
+		intent: tensorfusion.Intent{Chart: tensorfusion.Chart{Revision: in.Revision}},
+		policy: in.Policy, validation: in.Validation, acknowledge: in.Acknowledge, floating: in.AcceptFloating,
+		windows: in.Windows, maxDuration: in.MaxDuration.D(), limits: in.Limits,
+		rollouts: []Rollout{{Component: Hypervisor, Strategy: in.Strategy}},
+		fixFirst: true, planOnly: in.PlanOnly,
+	}
+	if in.Of != nil {
+		s.parent, s.holderOf, s.policyBefore = &in.Of.Parent, in.Of.Holder, in.Of.Policy
+	}
+	e, err := open(ctx, s)
+	if err != nil {
+		return protocol.Receipt{}, err
+	}
+	ctx = e.run.Context()
+	planning := e.planning()
+	err = e.run.Execute(ctx, planning[0])
+	if err == nil && e.locked == nil {
+		stages := append([]stage.Stage{
+			{Name: "revision", Purpose: "read the stored revision and see which credentials today's replace", Do: e.inspect},
+			// Held before the checks: a broken node must not roll on meanwhile.
+			{Name: "hold", Purpose: "switch auto update off, so that nothing rolls by itself",
+				Mutates: true, Estimate: e.limits.Hold.D(), Do: e.holdFirst},
+		}, planning[1:]...)
+		if in.PlanOnly {
+			stages = append(stages[:1], planning[1:]...)
+		}
+		err = e.run.Execute(ctx, stages...)
+	}
+	if err == nil && e.locked == nil && !e.planOnly && !e.pre.NoChange {
+		err = e.run.Execute(ctx, e.returning()...)
+	}
+	return e.finish(err)
+}
+
+// inspect resolves revision 0 and names the secret values that are substituted.
+func (e *engine) inspect(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.RevisionResult
+	if err := e.do(ctx, s, tensorfusion.RevisionActivity, "read revision", time.Minute, tensorfusion.RevisionRequest{
+		Scope: e.scope, Revision: e.intent.Chart.Revision,
+	}, &r); err != nil {
+		return err
+	}
+	e.intent.Chart.Revision = r.Revision
+	e.intent.HypervisorImage = r.HypervisorImage
+	s.Note("revision %d: chart %s, controller %s, hypervisor %s; today's values stay for: %s", r.Revision,
+		r.Versions.Chart, r.Versions.Controller, tagOf(r.HypervisorImage), strings.Join(r.Substituted, ", "))
+	return nil
+}
+
+// holdFirst holds before there is a snapshot to compare with.
+func (e *engine) holdFirst(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.HoldResult
+	if err := e.do(ctx, s, tensorfusion.HoldActivity, "hold auto update", e.limits.Hold.D(), tensorfusion.HoldRequest{
+		Scope: e.scope, Limit: e.limits.Hold.D(),
+	}, &r); err != nil {
+		return err
+	}
+	if !e.held {
+		e.before = r.Before
+	}
+	if e.policyBefore != nil {
+		e.before = e.policyBefore
+	}
+	e.held = true
+	s.Note("auto update off in %d pools, seen by every GPUPool after %s", len(r.Before), r.Waited.Round(100*time.Millisecond))
+	return nil
+}
+
+// returning are the stages after the plan: the gate with the diff, then as an
+// upgrade without CRDs, which stay (T22).
+func (e *engine) returning() []stage.Stage {
+	changing := e.changing()[1:] // held already
+	changing[0].Gate = &stage.Gate{
+		Name: "plan",
+		Found: fmt.Sprintf("%d objects change, %d batches, to revision %d (controller %s, hypervisor %s)",
+			len(e.plan.Changes), len(e.plan.Batches), e.intent.Chart.Revision, e.pre.Target.Controller, tagOf(e.pre.Target.Hypervisor)),
+		Why:   "T21: a rollback replaces the controller and re-rolls every node that is not on the old version.",
+		Helps: "Read the diff in the plan; approve to go back, reject to stop here. CRDs stay as they are, credentials stay today's.",
+	}
+	return changing
+}
+
+// notUndone lists what a rollback leaves as it is.
+var notUndone = []string{
+	"CRDs stay at the newer version (T22): removing fields could drop data",
+	"credentials stay today's: agent.enrollToken, agent.agentId, greptime.password, cloudVendorCredentials",
+	"worker and client pods that restarted meanwhile are not restarted again",
+}

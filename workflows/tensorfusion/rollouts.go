@@ -1,0 +1,212 @@
+package tensorfusion
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	enums "go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/rollout"
+	"github.com/refit-run/refit/workflows/rollout/plan"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// shownHosts is how many hosts of a batch a plan names.
+const shownHosts = 20
+
+// target is one rollout of one component over one pool.
+type target struct {
+	Rollout
+	pool tensorfusion.Pool
+}
+
+// name is the prefix of the child's stages: rollout.hypervisor.shared.
+func (t target) name() string { return "rollout." + t.Component + "." + t.pool.Entry }
+
+// targets resolves the plan's rollouts to the pools that have GPU nodes (a
+// pool without nodes performs no rollout, T17), in the plan's order.
+func (e *engine) targets() ([]target, error) {
+	var ts []target
+	for _, r := range e.rollouts {
+		for _, name := range r.Pools {
+			if !slices.ContainsFunc(e.pre.Pools, func(p tensorfusion.Pool) bool { return p.Entry == name }) {
+				return nil, stage.Parking(
+					fmt.Sprintf("the plan rolls pool %q, which spec.gpuPools does not hold", name),
+					"The nodes it means would stay on the old version.",
+					"Abort, correct rollouts[].pools (known: "+entries(e.pre.Pools)+") and start again.",
+					[]string{protocol.Retry, protocol.Abort})
+			}
+		}
+		for _, p := range e.pre.Pools {
+			if p.Nodes > 0 && (len(r.Pools) == 0 || slices.Contains(r.Pools, p.Entry)) {
+				ts = append(ts, target{r, p})
+			}
+		}
+	}
+	return ts, nil
+}
+
+func entries(pools []tensorfusion.Pool) string {
+	names := make([]string, len(pools))
+	for i, p := range pools {
+		names[i] = p.Entry
+	}
+	return strings.Join(names, ", ")
+}
+
+// layout shows the batches of every rollout, from the hosts as they are now.
+func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.PlannedBatch, error) {
+	ts, err := e.targets()
+	if err != nil {
+		return nil, err
+	}
+	var out []protocol.PlannedBatch
+	for _, t := range ts {
+		if t.Component != Hypervisor {
+			out = append(out, protocol.PlannedBatch{Stage: t.name(), Total: 0})
+			continue
+		}
+		var seen tensorfusion.PoolObservation
+		if err := e.do(ctx, s, tensorfusion.ObservePoolActivity, "hosts of pool "+t.pool.Name, 2*time.Minute, tensorfusion.ObservePoolRequest{
+			Scope: e.scope, Pool: t.pool.Name, Goal: e.goal, LabelKeys: t.Strategy.Labels(),
+		}, &seen); err != nil {
+			return nil, err
+		}
+		l, err := plan.Build(t.Strategy.WithDefaults(), rollout.PlannerHosts(seen.Hosts), e.fixFirst)
+		if err != nil {
+			return nil, stage.Parking(fmt.Sprintf("pool %s can't be rolled as planned: %v", t.pool.Entry, err),
+				"The strategy does not fit the hosts that are there.",
+				"Abort, correct rollouts[].strategy and start again.", []string{protocol.Retry, protocol.Abort})
+		}
+		for _, b := range l.Batches {
+			out = append(out, protocol.PlannedBatch{
+				Stage: t.name() + "." + b.Name, Total: len(b.Hosts), Hosts: b.Hosts[:min(len(b.Hosts), shownHosts)],
+			})
+		}
+	}
+	return out, nil
+}
+
+// rolloutStages is one stage per rollout and pool; the child adds its batches.
+func (e *engine) rolloutStages() []stage.Stage {
+	ts, err := e.targets()
+	if err != nil {
+		return nil // showPlan has parked on it before any stage of this list ran
+	}
+	stages := make([]stage.Stage, len(ts))
+	for i, t := range ts {
+		stages[i] = stage.Stage{
+			Name: t.name(), Purpose: purpose(t), Mutates: true,
+			Do: func(ctx workflow.Context, s *stage.Scope) error { return e.roll(ctx, s, t) },
+		}
+	}
+	return stages
+}
+
+func purpose(t target) string {
+	switch t.Component {
+	case Worker:
+		return "let the controller roll the workers of pool " + t.pool.Entry + ", watched"
+	case Client:
+		return "evict the application pods of pool " + t.pool.Entry + " whose injection is outdated"
+	default:
+		return "replace and prove the hypervisors of pool " + t.pool.Entry
+	}
+}
+
+// roll runs the child and takes its rows over.
+func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
+	if err := e.assertHold(ctx, s, t.name()); err != nil {
+		return err
+	}
+	var result rollout.Result
+	err := s.Child(ctx, t.name(), func(ctx workflow.Context, parent protocol.Parent) workflow.ChildWorkflowFuture {
+		ctx = workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{
+			WorkflowID:          workflow.GetInfo(ctx).WorkflowExecution.ID + "." + t.name(),
+			TaskQueue:           protocol.TaskQueue,
+			ParentClosePolicy:   enums.PARENT_CLOSE_POLICY_TERMINATE,
+			WaitForCancellation: true,
+			StaticSummary:       purpose(t),
+		})
+		return workflow.ExecuteChildWorkflow(ctx, protocol.Rollout, rollout.Input{
+			Scope: e.scope, Component: t.Component, Pool: t.pool.Name, Entry: t.pool.Entry,
+			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level,
+			Windows: e.windows, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
+		})
+	}, &result)
+	if err != nil {
+		return err
+	}
+	e.take(t, result)
+	for _, w := range result.Warnings {
+		e.run.Warn(w)
+	}
+	s.Note("%s", summary(t, result))
+	return e.drift(ctx, s, t.name())
+}
+
+// take merges a rollout's rows into the run.
+func (e *engine) take(t target, r rollout.Result) {
+	if t.Component == Worker {
+		e.workers = true
+	}
+	if t.Component != Hypervisor {
+		return
+	}
+	e.rows = append(e.rows, r.Hosts...)
+	for _, h := range r.Hosts {
+		e.touched = append(e.touched, h.Name)
+		if proven := h.Outcome == tensorfusion.OutcomeReplaced || h.Outcome == tensorfusion.OutcomeAlready; proven && e.canary[t.pool.Name] == "" {
+			e.canary[t.pool.Name] = h.Name
+		}
+	}
+	if !slices.Contains(e.rolled, t.pool.Name) {
+		e.rolled = append(e.rolled, t.pool.Name)
+	}
+}
+
+func summary(t target, r rollout.Result) string {
+	if t.Component != Hypervisor {
+		return fmt.Sprintf("%d of %d done", r.Progress.Done, r.Progress.Total)
+	}
+	counts := map[string]int{}
+	for _, h := range r.Hosts {
+		counts[h.Outcome]++
+	}
+	parts := []string{fmt.Sprintf("%d hosts replaced and proven", counts[tensorfusion.OutcomeReplaced])}
+	for _, o := range []struct{ outcome, text string }{
+		{tensorfusion.OutcomeAlready, "already on target"},
+		{tensorfusion.OutcomeFailed, "failed within the budget"},
+		{rollout.OutcomeUnproven, "unproven"},
+		{rollout.OutcomeLeft, "left as they were"},
+		{rollout.OutcomeGone, "gone from the pool"},
+	} {
+		if n := counts[o.outcome]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, o.text))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// forecast is the one-line form of what the controller will do by itself.
+func forecast(fs []finding.Finding) string {
+	parts := make([]string, len(fs))
+	for i, f := range fs {
+		parts[i] = f.Object + " (" + f.Found + ")"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// tagOf shows an image by its tag or digest.
+func tagOf(image string) string {
+	if i := strings.LastIndexAny(image, ":@"); i >= 0 && !strings.Contains(image[i:], "/") {
+		return image[i+1:]
+	}
+	return image
+}

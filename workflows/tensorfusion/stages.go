@@ -1,0 +1,294 @@
+package tensorfusion
+
+import (
+	"fmt"
+	"time"
+
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// planning are the stages that change nothing in the cluster but the Lease.
+func (e *engine) planning() []stage.Stage {
+	return []stage.Stage{
+		{Name: "lock", Purpose: "prove which cluster this is and keep every other run off the release", Do: e.lock},
+		{Name: "preflight", Purpose: "check everything that can be checked before anything is touched", Do: e.preflight},
+		{Name: "plan", Purpose: "show what will change, in which order", Do: e.showPlan},
+	}
+}
+
+// preflight runs rows T01-T05, T17, T22-T24, P01-P03, P05, P06, P08, P09, P14.
+func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
+	if e.locked != nil {
+		return nil
+	}
+	e.pre = tensorfusion.PreflightResult{}
+	err := e.do(ctx, s, tensorfusion.PreflightActivity, "preflight of "+e.release.Name, 5*time.Minute,
+		tensorfusion.PreflightRequest{
+			Scope: e.scope, Intent: e.intent, Acknowledged: e.acknowledge, AcceptedFloating: e.floating,
+		}, &e.pre)
+	if err != nil {
+		return err
+	}
+	if err := blocked("not every requirement is met", "An upgrade from this state could fail half way.", e.pre.Checks); err != nil {
+		return err
+	}
+	e.intent = e.pre.Intent
+	e.snapshot = e.pre.Snapshot
+	e.goal = e.pre.Goal
+	if e.before == nil {
+		e.before = e.pre.Policy
+	}
+	nodes := 0
+	for _, p := range e.pre.Pools {
+		nodes += p.Nodes
+	}
+	s.Note("controller %s -> %s, hypervisor %s -> %s; %d pools, %d GPU nodes, %d GPUs; %d checks met",
+		e.pre.Source.Controller, e.pre.Target.Controller, tagOf(e.pre.Source.Hypervisor), tagOf(e.pre.Target.Hypervisor),
+		len(e.pre.Pools), nodes, e.snapshot.GPUs, met(e.pre.Checks))
+	return nil
+}
+
+func met(checks []tensorfusion.Check) (n int) {
+	for _, c := range checks {
+		if c.OK {
+			n++
+		}
+	}
+	return n
+}
+
+// showPlan renders the diff, forecasts what the new controller rolls by itself
+// (P11) and fixes the plan's digest.
+func (e *engine) showPlan(ctx workflow.Context, s *stage.Scope) error {
+	if e.locked != nil {
+		return nil
+	}
+	if err := e.do(ctx, s, tensorfusion.DiffActivity, "diff of "+e.release.Name, 5*time.Minute,
+		tensorfusion.DiffRequest{Scope: e.scope, Intent: e.intent, AcceptedFloating: e.floating, Acknowledged: e.acknowledge}, &e.diff); err != nil {
+		return err
+	}
+	if err := blocked("the upgrade would change what must not change", "Helm would carry it out without asking.", e.diff.Checks); err != nil {
+		return err
+	}
+	if e.diff.Artifact.URL != "" {
+		e.run.Artifact(e.diff.Artifact)
+	}
+	p := protocol.Plan{
+		From: versions(e.pre.Source), To: versions(e.pre.Target),
+		Diff: e.diff.Text, Forecast: e.diff.Forecast,
+	}
+	for _, c := range e.diff.Changes {
+		p.Changes = append(p.Changes, protocol.PlannedChange(c))
+	}
+	for _, c := range append(e.pre.Checks, e.diff.Checks...) {
+		if c.Acknowledged {
+			p.Accepted = append(p.Accepted, c.Row)
+		}
+	}
+	batches, err := e.layout(ctx, s)
+	if err != nil {
+		return err
+	}
+	p.Batches = batches
+	if p.Digest, err = digestOf(struct {
+		Intent any
+		Plan   any
+	}{e.intent, p}); err != nil {
+		return err
+	}
+	e.plan = p
+	s.Note("%d objects change, %d batches; plan %s", len(p.Changes), len(p.Batches), p.Digest[:12])
+	return nil
+}
+
+func versions(v tensorfusion.Versions) map[string]string {
+	return map[string]string{"chart": v.Chart, "controller": v.Controller, "hypervisor": v.Hypervisor}
+}
+
+// changing are the stages that change the cluster, in the guide's order.
+func (e *engine) changing() []stage.Stage {
+	stages := []stage.Stage{
+		{Name: "hold", Purpose: "switch auto update off under the old controller, so that nothing rolls by itself",
+			Mutates: true, Estimate: e.limits.Hold.D(), Do: e.hold},
+		{Name: "backup", Purpose: "save values, custom resources, Secrets and the release, encrypted and verified",
+			Mutates: true, Estimate: time.Minute, Do: e.backup},
+	}
+	if e.intent.Chart.Revision == 0 {
+		stages = append(stages, stage.Stage{Name: "crds", Purpose: "apply the target chart's CRDs, which Helm never upgrades",
+			Mutates: true, Estimate: time.Minute, Do: e.crds})
+	}
+	helm := stage.Stage{Name: "helm", Purpose: "upgrade the release with auto update kept off, then prove the controller",
+		Mutates: true, Section: true, Estimate: e.limits.Controller.D() + time.Minute, Do: e.helm}
+	if len(e.diff.Forecast) > 0 {
+		helm.Gate = &stage.Gate{
+			Name:  "helm",
+			Found: fmt.Sprintf("the new controller will roll by itself: %s", forecast(e.diff.Forecast)),
+			Why:   "P11: this starts with the Helm step and follows no batches of ours.",
+			Helps: "Approve when the named workloads may be interrupted now; reject to stop before the Helm step.",
+		}
+	}
+	stages = append(stages, helm)
+	stages = append(stages, e.rolloutStages()...)
+	return append(stages,
+		stage.Stage{Name: "policy", Purpose: "set the auto-update policy as the plan says, now that every pod is proven",
+			Mutates: true, Estimate: time.Minute, Do: e.setPolicy},
+		stage.Stage{Name: "verify", Purpose: "prove phases, hypervisors, inventory and a real CUDA call per pool",
+			Mutates: true, Estimate: e.limits.Verify.D(), Do: e.verify},
+		stage.Stage{Name: "receipt", Purpose: "store the record of the run", Do: e.storeReceipt},
+	)
+}
+
+func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.HoldResult
+	if err := e.do(ctx, s, tensorfusion.HoldActivity, "hold auto update", e.limits.Hold.D(), tensorfusion.HoldRequest{
+		Scope: e.scope, Limit: e.limits.Hold.D(), Nudge: e.pre.NeedsNudge,
+	}, &r); err != nil {
+		return err
+	}
+	if !e.held && len(r.Before) > 0 {
+		e.before = r.Before
+	}
+	if e.policyBefore != nil {
+		e.before = e.policyBefore
+	}
+	e.held = true
+	s.Note("auto update off in %d pools, seen by every GPUPool after %s", len(r.Before), r.Waited.Round(100*time.Millisecond))
+	return e.drift(ctx, s, "hold")
+}
+
+// assertHold proves before a dangerous step that nobody switched auto update
+// on again.
+func (e *engine) assertHold(ctx workflow.Context, s *stage.Scope, before string) error {
+	var r tensorfusion.HoldResult
+	if err := e.do(ctx, s, tensorfusion.HoldActivity, "check the hold before "+before, e.limits.Hold.D(), tensorfusion.HoldRequest{
+		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true,
+	}, &r); err != nil {
+		return err
+	}
+	if len(r.Broken) == 0 {
+		return nil
+	}
+	return stage.Parking("auto update had been switched on again before "+before+"; it is off again",
+		"P10: the controller rolls nodes outside every batch while the flag is true.",
+		"Find out who set it (kubectl get tensorfusioncluster -o yaml --show-managed-fields, audit log), then retry.",
+		[]string{protocol.Retry, protocol.Abort, protocol.Rollback}, r.Broken...)
+}
+
+func (e *engine) backup(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.BackupResult
+	if err := e.do(ctx, s, tensorfusion.BackupActivity, "back up "+e.release.Name, 10*time.Minute, tensorfusion.BackupRequest{
+		Scope: e.scope, Key: e.key(ctx),
+	}, &r); err != nil {
+		return err
+	}
+	objects := 0
+	for _, a := range r.Artifacts {
+		e.run.Artifact(a)
+		objects += a.Entries
+	}
+	s.Note("%d artifacts with %d objects, encrypted, counts equal to live", len(r.Artifacts), objects)
+	return e.drift(ctx, s, "backup")
+}
+
+// key is the run's artifact prefix and part of object names: DNS-safe, unique
+// per run.
+func (e *engine) key(ctx workflow.Context) string {
+	return workflow.GetInfo(ctx).OriginalRunID
+}
+
+func (e *engine) crds(ctx workflow.Context, s *stage.Scope) error {
+	if err := e.assertHold(ctx, s, "the CRDs"); err != nil {
+		return err
+	}
+	var r tensorfusion.CRDsResult
+	if err := e.do(ctx, s, tensorfusion.ApplyCRDsActivity, "apply CRDs", 2*time.Minute, tensorfusion.CRDsRequest{
+		Scope: e.scope, Intent: e.intent, Limit: 2 * time.Minute,
+	}, &r); err != nil {
+		return err
+	}
+	s.Note("%d CRDs applied and Established", len(r.Applied))
+	return e.drift(ctx, s, "crds")
+}
+
+func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
+	if err := e.assertHold(ctx, s, "the Helm step"); err != nil {
+		return err
+	}
+	if e.goal.Since.IsZero() {
+		e.goal.Since = workflow.Now(ctx)
+	}
+	if err := e.do(ctx, s, tensorfusion.ReleaseActivity, "helm upgrade "+e.release.Name, e.limits.Release.D(), tensorfusion.ReleaseRequest{
+		Scope: e.scope, Intent: e.intent, FromRevision: e.pre.Source.Revision, Holder: e.holder, Limit: e.limits.Release.D(),
+	}, &e.upgraded); err != nil {
+		return err
+	}
+	var c tensorfusion.ControllerResult
+	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
+		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, Limit: e.limits.Controller.D(),
+	}, &c); err != nil {
+		return err
+	}
+	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks); err != nil {
+		return err
+	}
+	s.Note("revision %d (%s), controller %s with %d replicas, leader %s", e.upgraded.Revision, e.upgraded.Chart, tagOf(c.Image), c.Replicas, c.Leader)
+	if err := e.assertHold(ctx, s, "the rollouts"); err != nil {
+		return err
+	}
+	return e.drift(ctx, s, "helm")
+}
+
+func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.PolicyResult
+	if err := e.do(ctx, s, tensorfusion.PolicyActivity, "policy "+e.policy, 5*time.Minute, tensorfusion.PolicyRequest{
+		Scope: e.scope, Mode: e.policy, Before: e.before, Goal: e.goal, Limit: 5 * time.Minute,
+	}, &r); err != nil {
+		return err
+	}
+	e.restored = e.policy == tensorfusion.PolicyRestore
+	for _, p := range r.After {
+		s.Note("%s: pool %s autoUpdateHypervisor=%t autoUpdateWorker=%t autoUpdateClient=%t",
+			e.policy, p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient)
+	}
+	return e.drift(ctx, s, "policy")
+}
+
+func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
+	var r tensorfusion.VerifyResult
+	if err := e.do(ctx, s, tensorfusion.VerifyActivity, "verify "+e.release.Name, e.limits.Verify.D(), tensorfusion.VerifyRequest{
+		Scope: e.scope, Goal: e.goal, Snapshot: e.snapshot, Rolled: e.rolled, Limit: e.limits.Verify.D(),
+	}, &r); err != nil {
+		return err
+	}
+	e.after = r.After
+	if err := blocked("the cluster is not what the upgrade promises", "A workload scheduled now may fail.", r.Checks); err != nil {
+		return err
+	}
+	if e.validation.CanaryImage == "" {
+		s.Note("%d checks met; no CUDA call in a workload, as acknowledged (T20)", met(r.Checks))
+		return nil
+	}
+	for _, pool := range e.rolled {
+		if err := e.canaryJob(ctx, s, pool); err != nil {
+			return err
+		}
+	}
+	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(e.rolled))
+	return nil
+}
+
+// canaryJob runs the CUDA probe inside a workload of the pool (T20).
+func (e *engine) canaryJob(ctx workflow.Context, s *stage.Scope, pool string) error {
+	var r tensorfusion.CanaryJobResult
+	if err := e.do(ctx, s, tensorfusion.CanaryJobActivity, "CUDA probe in pool "+pool, 10*time.Minute, tensorfusion.CanaryJobRequest{
+		Scope: e.scope, Pool: pool, Node: e.canary[pool], Image: e.validation.CanaryImage,
+		Key: e.key(ctx)[:8] + "-" + pool, Limit: 10 * time.Minute,
+	}, &r); err != nil {
+		return err
+	}
+	return blocked("the CUDA probe in pool "+pool+" did not pass", "T20: a Running pod does not prove the GPU path.", r.Checks)
+}

@@ -1,0 +1,91 @@
+package tensorfusion
+
+import (
+	enums "go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// Upgrade is the workflow TensorFusionUpgrade: hold, back up, CRDs, Helm
+// release, rollouts, policy, verify, receipt (TensorFusion guide, 'Upgrade
+// Components'; facts of the T and P rows).
+func Upgrade(ctx workflow.Context, in UpgradeInput) (protocol.Receipt, error) {
+	if ps := in.Validate(); len(ps) > 0 {
+		return protocol.Receipt{}, badInput(ps)
+	}
+	isolation := in.IsolationPolicy
+	if isolation == "" {
+		isolation = "static"
+	}
+	var e *engine
+	e, err := open(ctx, settings{
+		kind: protocol.TensorFusionUpgrade, cluster: in.Cluster, release: in.Release,
+		intent: tensorfusion.Intent{
+			Chart: in.Chart, Values: in.Values, HypervisorImage: in.HypervisorImage, IsolationPolicy: isolation,
+		},
+		policy: in.Policy, validation: in.Validation, acknowledge: in.Acknowledge, floating: in.AcceptFloating,
+		windows: in.Windows, maxDuration: in.MaxDuration.D(), limits: in.Limits, rollouts: in.Rollouts,
+		planOnly: in.PlanOnly,
+		rollback: func(ctx workflow.Context) error { return e.answerRollback(ctx, in) },
+	})
+	if err != nil {
+		return protocol.Receipt{}, err
+	}
+	return e.walk()
+}
+
+// walk runs the planning stages, then those that change the cluster.
+func (e *engine) walk() (protocol.Receipt, error) {
+	ctx := e.run.Context()
+	planning := e.planning()
+	err := e.run.Execute(ctx, planning[0])
+	if err == nil && e.locked == nil {
+		err = e.run.Execute(ctx, planning[1:]...)
+	}
+	if err == nil && e.locked == nil && !e.planOnly && !e.pre.NoChange {
+		err = e.run.Execute(ctx, e.changing()...)
+	}
+	return e.finish(err)
+}
+
+// answerRollback runs TensorFusionRollback as a child, under this run's Lease
+// and to the revision found before the Helm step.
+func (e *engine) answerRollback(ctx workflow.Context, in UpgradeInput) error {
+	s := stage.ScopeOf(ctx)
+	const prefix = "rollback"
+	var receipt protocol.Receipt
+	err := s.Child(ctx, prefix, func(ctx workflow.Context, parent protocol.Parent) workflow.ChildWorkflowFuture {
+		ctx = workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{
+			WorkflowID:          workflow.GetInfo(ctx).WorkflowExecution.ID + "." + prefix,
+			TaskQueue:           protocol.TaskQueue,
+			ParentClosePolicy:   enums.PARENT_CLOSE_POLICY_TERMINATE,
+			WaitForCancellation: true,
+			StaticSummary:       "return to the release as it was before",
+		})
+		back := RollbackInput{
+			Cluster: in.Cluster, Release: in.Release, Revision: e.pre.Source.Revision,
+			Policy: in.Policy, Validation: in.Validation, Acknowledge: in.Acknowledge, AcceptFloating: in.AcceptFloating,
+			Windows: in.Windows, Limits: in.Limits,
+			Of: &Answered{Holder: e.holder, Policy: e.before, Parent: parent},
+		}
+		for _, r := range in.Rollouts {
+			if r.Component == Hypervisor {
+				back.Strategy = r.Strategy
+				break
+			}
+		}
+		return workflow.ExecuteChildWorkflow(ctx, protocol.TensorFusionRollback, back)
+	}, &receipt)
+	if err != nil {
+		return err
+	}
+	e.child = &receipt
+	if receipt.Outcome == protocol.OutcomeAborted {
+		return stage.ErrAborted
+	}
+	s.Note("rolled back to controller %s, hypervisor %s", tagOf(receipt.After["controller"]), tagOf(receipt.After["hypervisor"]))
+	return nil
+}
