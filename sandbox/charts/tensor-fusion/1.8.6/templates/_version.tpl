@@ -1,0 +1,2 @@
+{{/* This version knows no isolation mode policy: the controller falls back to static. */}}
+{{- define "tensor-fusion.isolationEnv" }}{{ end }}

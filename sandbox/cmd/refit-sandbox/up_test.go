@@ -1,0 +1,57 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/refit-run/refit/sandbox/charts"
+	"github.com/refit-run/refit/sandbox/folder"
+)
+
+func TestNodesAreSpreadOverTwoPools(t *testing.T) {
+	u := upFlags{nodes: 7, line: charts.Versions()[0]}
+	o, err := u.options("demo")
+	require.NoError(t, err)
+	require.Equal(t, []folder.Pool{{Name: "shared", Nodes: 4}, {Name: "training", Nodes: 3}}, o.Pools)
+}
+
+func TestLineNamesTheChartThatBringsIt(t *testing.T) {
+	for line, chart := range map[string]string{"2.16": "1.8.6", "2.17": "1.8.7", "2.17.0": "1.8.7", "1.8.6": "1.8.6"} {
+		got, err := chartOf(line)
+		require.NoError(t, err, line)
+		require.Equal(t, chart, got, line)
+	}
+	_, err := chartOf("1")
+	require.Error(t, err)
+}
+
+// The daemon is started with arguments that must mean the same options.
+func TestOptionsSurviveTheCommandLine(t *testing.T) {
+	u := upFlags{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, readyAfter: 10e9, validates: 2e9}
+	want, err := u.options("demo")
+	require.NoError(t, err)
+	run := runCommand(&where{})
+	require.NoError(t, run.ParseFlags(arguments(want)))
+	var again upFlags
+	again.cluster, _ = run.Flags().GetString("cluster")
+	again.line, _ = run.Flags().GetString("line")
+	again.pools, _ = run.Flags().GetStringSlice("pools")
+	again.gpus, _ = run.Flags().GetInt("gpus")
+	again.noTensorFusion, _ = run.Flags().GetBool("no-tensorfusion")
+	again.readyAfter, _ = run.Flags().GetDuration("ready-after")
+	again.validates, _ = run.Flags().GetDuration("validate-takes")
+	got, err := again.options("demo")
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+func TestNonsenseIsRefused(t *testing.T) {
+	for _, u := range []upFlags{
+		{line: "9.9", pools: []string{"a=1"}}, {line: "2.16", pools: []string{"a"}},
+		{line: "2.16", pools: []string{"=1"}}, {line: "2.16", pools: []string{"a=-1"}},
+	} {
+		_, err := u.options("demo")
+		require.Error(t, err, u)
+	}
+}
