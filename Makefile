@@ -1,0 +1,85 @@
+# Two commands matter: `make demo` and `make test`.
+SHELL := /bin/bash
+export CGO_ENABLED := 0
+GO ?= go
+GOFLAGS_BUILD := -trimpath
+BIN := $(CURDIR)/bin
+
+# The sandbox is stamped like the Kubernetes release it is made of: client-go
+# and Helm read the version from the API server.
+KUBE_VERSION := 1.37.2
+VERSION_PKG := k8s.io/component-base/version
+KUBE_LDFLAGS := -s -w -X $(VERSION_PKG).gitVersion=v$(KUBE_VERSION) -X $(VERSION_PKG).gitMajor=1 \
+	-X $(VERSION_PKG).gitMinor=37 -X $(VERSION_PKG).gitTreeState=clean \
+	-X $(VERSION_PKG).buildDate=2026-01-01T00:00:00Z -X k8s.io/client-go/pkg/version.gitVersion=v$(KUBE_VERSION)
+
+PRODUCT := $(BIN)/refit $(BIN)/refit-worker
+WORLD := $(BIN)/refit-kube $(BIN)/kwok $(BIN)/temporal $(BIN)/refit-sandbox
+
+.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck generate clean FORCE
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+build: product world ## everything under bin/
+
+product: $(PRODUCT)
+
+world: $(WORLD)
+
+$(BIN)/refit: FORCE
+	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./starter/cmd/refit
+
+$(BIN)/refit-worker: FORCE
+	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./worker/cmd/refit-worker
+
+$(BIN)/refit-sandbox: FORCE
+	@cd sandbox && $(GO) build $(GOFLAGS_BUILD) -ldflags "$(KUBE_LDFLAGS)" -o $@ ./cmd/refit-sandbox
+
+# The three below take minutes the first time; say so before it gets quiet.
+$(BIN)/refit-kube: sandbox/go.mod sandbox/go.sum $(wildcard sandbox/cmd/refit-kube/*.go)
+	@echo "building the Kubernetes control plane (etcd, API server, controllers, scheduler): 8-16 minutes the first time on 2 cores, seconds later"
+	@cd sandbox && $(GO) build $(GOFLAGS_BUILD) -ldflags "$(KUBE_LDFLAGS)" -o $@ ./cmd/refit-kube
+
+$(BIN)/kwok: sandbox/go.mod sandbox/go.sum | $(BIN)/refit-kube
+	@echo "building kwok (the nodes): half a minute the first time"
+	@cd sandbox && $(GO) build $(GOFLAGS_BUILD) -ldflags "$(KUBE_LDFLAGS)" -o $@ sigs.k8s.io/kwok/cmd/kwok
+
+$(BIN)/temporal: tools/temporal/go.mod tools/temporal/go.sum
+	@echo "building the Temporal CLI with its dev server: 3-5 minutes the first time on 2 cores"
+	@cd tools/temporal && $(GO) build $(GOFLAGS_BUILD) -o $@ github.com/temporalio/cli/cmd/temporal
+
+demo: ## the real thing on the embedded sandbox
+	@tools/demo.sh
+
+test: test-unit test-e2e ## everything a change must pass
+
+test-unit: world product ## packages of both modules
+	$(GO) test $(GOFLAGS_BUILD) ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/coverage
+	cd sandbox && $(GO) test $(GOFLAGS_BUILD) ./...
+
+test-e2e: world product ## through the binaries and the sandbox
+	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 30m ./tests/...
+
+test-long: world product ## more kill points, seeds and the rarer hard cases
+	REFIT_TEST_LONG=1 $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m ./tests/...
+
+race: ## the race detector on what is concurrent
+	CGO_ENABLED=1 $(GO) test -race $(RACE_PACKAGES)
+
+RACE_PACKAGES := ./activities/artifact/... ./activities/mask/... ./activities/kube/... ./workflows/...
+
+vet: ## go vet on both modules
+	$(GO) vet $(GOFLAGS_BUILD) ./...
+	cd sandbox && $(GO) vet $(GOFLAGS_BUILD) ./...
+
+workflowcheck: ## no clock, map range or goroutine in workflow code
+	$(GO) tool workflowcheck -config workflows/workflowcheck.yaml ./workflows/...
+
+bench: world product ## one line per figure
+	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 60m -run '^$$' -bench . ./tests/bench
+
+clean: ## what was built; the Go caches stay
+	rm -rf $(BIN)
+
+FORCE:

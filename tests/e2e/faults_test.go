@@ -1,0 +1,120 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// TestFaults takes one installation through what goes wrong at night. The
+// cases share a sandbox: each leaves it as the next one needs it.
+func TestFaults(t *testing.T) {
+	w := up(t)
+	o := observe(t, w)
+	nodes := w.nodesOf("shared")
+	require.Len(t, nodes, 2)
+
+	t.Run("without age recipients nothing is touched", func(t *testing.T) {
+		w.killWorker()
+		w.startWorker("REFIT_AGE_RECIPIENTS=")
+		run := w.start(quickPlan...)
+		s := w.untilParked(run)
+		assert.Contains(t, s.WaitingFor.Found+findings(s), "recipient")
+		out, code := w.refit("abort", run, "--by", "ann")
+		require.Zero(t, code, out)
+		assert.Equal(t, protocol.OutcomeAborted, w.receipt(run).Outcome)
+		assert.Zero(t, o.deletions())
+		w.killWorker()
+		w.startWorker()
+	})
+
+	t.Run("two upgrades of one release: the second closes as Locked", func(t *testing.T) {
+		first := w.start(quickPlan...)
+		w.untilGate(first)
+		out, code := w.refit("start", "-f", "examples/tensorfusion-upgrade.yaml", "--id", "second", "--wait")
+		assert.Equal(t, exitRefused, code, out)
+		assert.Contains(t, out, first)
+
+		t.Run("reject at the canary's gate, then rollback", func(t *testing.T) {
+			out, code := w.refit("reject", first, "--by", "ann", "--comment", "latency is up")
+			require.Zero(t, code, out)
+			s := w.untilParked(first)
+			assert.ElementsMatch(t, []string{"approve", "rollback", "abort"}, s.WaitingFor.Answers)
+			out, code = w.refit("rollback", first, "--by", "ann")
+			require.Zero(t, code, out)
+			r := w.approveAll(first)
+			assert.Equal(t, protocol.OutcomeRolledBack, r.Outcome)
+			require.NotNil(t, r.Rollback)
+			for node, pods := range w.hypervisors() {
+				require.Len(t, pods, 1, node)
+				assert.NotContains(t, pods[0], newImage)
+			}
+			w.replay(first)
+		})
+	})
+
+	t.Run("a node that never gets Ready parks, and goes on after its repair", func(t *testing.T) {
+		o.reset()
+		w.fault("node-never-ready", nodes[0])
+		run := w.start(append(quickPlan, "rollouts.0.strategy.hostTimeout=15s")...)
+		s := w.untilParked(run)
+		assert.Contains(t, findings(s), nodes[0])
+		assert.LessOrEqual(t, o.deletions(), 1, "nothing goes on past a failed canary")
+		w.fault("clear")
+		out, code := w.refit("retry", run, "--by", "ann")
+		require.Zero(t, code, out)
+
+		t.Run("auto update switched on by someone is put back and reported", func(t *testing.T) {
+			w.untilGate(run)
+			w.fault("auto-update-on", "shared")
+			out, code := w.refit("approve", run, "--by", "ann")
+			require.Zero(t, code, out)
+			s := w.untilParked(run)
+			assert.Contains(t, s.WaitingFor.Found, "auto update")
+			out, code = w.refit("retry", run, "--by", "ann")
+			require.Zero(t, code, out)
+		})
+		t.Run("a bad GPU verdict parks", func(t *testing.T) {
+			training := w.nodesOf("training")
+			w.fault("gpu-fails", training[0])
+			w.until(run, "parking on the GPU", 3*time.Minute, func(s protocol.Status) bool {
+				return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(findings(s), training[0])
+			})
+			w.fault("gpu-repaired", training[0])
+			out, code := w.refit("retry", run, "--by", "ann")
+			require.Zero(t, code, out)
+		})
+		r := w.approveAll(run)
+		assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+	})
+}
+
+// findings is the text of everything a parking lists.
+func findings(s protocol.Status) string {
+	var b strings.Builder
+	if s.WaitingFor != nil {
+		for _, f := range s.WaitingFor.Findings {
+			b.WriteString(f.String() + "\n")
+		}
+	}
+	return b.String()
+}
+
+// nodesOf lists a pool's nodes by name.
+func (w *world) nodesOf(pool string) []string {
+	w.t.Helper()
+	list, err := w.kube.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{LabelSelector: "refit.sandbox/pool=" + pool})
+	require.NoError(w.t, err)
+	var names []string
+	for _, n := range list.Items {
+		names = append(names, n.Name)
+	}
+	return names
+}
