@@ -26,7 +26,7 @@ cleanup() {
   exit $status
 }
 trap cleanup EXIT INT TERM
-refit-sandbox up --name "$name" --nodes 8 --pools shared=4,training=4
+refit-sandbox up --name "$name" --pools shared=4,training=4 >/dev/null
 eval "$(refit-sandbox env --name "$name")"
 refit setup
 refit-worker >"$REFIT_SANDBOX/worker.log" 2>&1 &
@@ -53,6 +53,11 @@ while :; do
     *) break ;;
   esac
 done
+
+if [ $code = 3 ]; then
+  echo "The run parked; its worker's log: $REFIT_SANDBOX/worker.log" >&2
+  exit $code
+fi
 
 say "4. Receipt"
 refit receipt "$run"

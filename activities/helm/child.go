@@ -26,8 +26,9 @@ const childArgument = "helm-child"
 // copies labels to later revisions, also of others; the number tells them.
 const engineLabel = "refit.run/engine"
 
-// helmHeadStart is how much earlier than the child's deadline Helm gives up.
-const helmHeadStart = 5 * time.Second
+// recordGrace is what Helm may take beyond its own timeout to record the
+// failure; the parent kills after killGrace, which is longer.
+const recordGrace = killGrace / 2
 
 func engineLabelFor(engine string, revision int) string {
 	return fmt.Sprintf("%s-r%d", engine, revision)
@@ -117,7 +118,7 @@ func carryOut(stdin io.Reader, out *reporter) (int, error) {
 	if err := json.NewDecoder(stdin).Decode(&o); err != nil {
 		return 0, fmt.Errorf("order on stdin: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), o.Limit)
+	ctx, cancel := context.WithTimeout(context.Background(), o.Limit+recordGrace)
 	defer cancel()
 	config, err := o.config()
 	if err != nil {
@@ -165,10 +166,9 @@ func (o order) upgrade(ctx context.Context, c *kube.Client, guard *fence, out *r
 	u.Description = o.Description
 	u.Labels = map[string]string{engineLabel: engineLabelFor(o.Engine, last.Version+1)}
 	u.PostRenderer = PostRenderer{Pins: o.Pins}
-	// Helm's own timeout comes first: its error says what was waited for.
-	if deadline, ok := ctx.Deadline(); ok {
-		u.Timeout = time.Until(deadline) - min(o.Limit/4, helmHeadStart)
-	}
+	// Helm's timeout is for each phase; the context bounds them all, a little
+	// later, because Helm's error says what was waited for.
+	u.Timeout = o.Limit
 	done, err := u.RunWithContext(ctx, o.Release, o.Chart.unpack(), o.Values)
 	if fenced := guard.refusal(); fenced != nil {
 		return 0, fenced

@@ -38,7 +38,8 @@ type UpgradeRequest struct {
 	// FromRevision is the deployed revision that the intent was planned from;
 	// another one stops the upgrade. 0 accepts any.
 	FromRevision int
-	// Limit is the deadline of the whole act, hooks and readiness included.
+	// Limit is the deadline of the whole act, hooks and readiness included; the
+	// child is gone at the latest killGrace after it.
 	Limit time.Duration
 	// Wait waits until what was changed is ready, Jobs included.
 	Wait bool

@@ -217,7 +217,7 @@ func TestUpgradeThatCannotEndFailsAtItsDeadline(t *testing.T) {
 	_, class, ok := finding.Of(err)
 	require.True(t, ok, err)
 	require.Equal(t, finding.Stop, class)
-	require.Contains(t, err.Error(), "hook")
+	require.ErrorContains(t, err, "helm upgrade of release "+w.namespace+"/tf")
 	require.Equal(t, []string{"deployed", "failed"}, w.history())
 	got, err := Upgrade(t.Context(), w.c, w.request())
 	require.NoError(t, err)

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/worker"
@@ -67,6 +68,39 @@ func beat(ctx context.Context, details ...any) {
 	if activity.IsActivity(ctx) {
 		activity.RecordHeartbeat(ctx, details...)
 	}
+}
+
+// heartbeatEvery is well below the shortest heartbeat timeout, so that a list
+// or a pull that takes its time does not look like a dead worker.
+const heartbeatEvery = time.Second
+
+// pulse beats until the returned function is called; details, when given, are
+// what a later attempt starts from.
+func pulse(ctx context.Context, details func() any) (stop func()) {
+	if !activity.IsActivity(ctx) {
+		return func() {}
+	}
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(heartbeatEvery)
+		defer tick.Stop()
+		for {
+			if details == nil {
+				activity.RecordHeartbeat(ctx)
+			} else {
+				activity.RecordHeartbeat(ctx, details())
+			}
+			select {
+			case <-quit:
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() { close(quit); <-ended }
 }
 
 // beater is beat as kube.Wait wants it: the last finding is the detail.

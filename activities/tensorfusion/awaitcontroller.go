@@ -28,6 +28,7 @@ const annotationRestarted = "refit.run/restarted-for"
 // leader (T09, T10, P06), after a restart when only mounted configuration
 // changed (T12), and compares with the snapshot (P12, P13).
 func (a *Activities) AwaitController(ctx context.Context, req ControllerRequest) (ControllerResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return ControllerResult{}, err
@@ -307,6 +308,7 @@ func orNamespace(namespace, fallback string) string {
 
 // CheckDrift compares the live UIDs with a snapshot (P12, P14).
 func (a *Activities) CheckDrift(ctx context.Context, req DriftRequest) (DriftResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return DriftResult{}, err
@@ -325,7 +327,7 @@ func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftRes
 	}
 	out := DriftResult{Snapshot: o.snapshot()}
 	out.Snapshot.Allocations = req.Snapshot.Allocations
-	out.Findings = compareSnapshots(req.Snapshot, out.Snapshot, req.Planned, req.PlannedWorkers)
+	out.Findings = cutFindings(compareSnapshots(req.Snapshot, out.Snapshot, req.Planned, req.PlannedWorkers))
 	if req.Snapshot.Inventory != "" && out.Snapshot.Inventory != req.Snapshot.Inventory {
 		out.Findings = append(out.Findings, finding.Finding{
 			Row: "P14", Object: "GPU inventory", Expected: fmt.Sprintf("%d GPUs, digest %.12s", req.Snapshot.GPUs, req.Snapshot.Inventory),

@@ -21,6 +21,7 @@ import (
 // CRDs, and the Deployments, StatefulSets, ConfigMaps and Secrets of the
 // namespace. Everything is encrypted; counts are compared with a second list.
 func (a *Activities) Backup(ctx context.Context, req BackupRequest) (BackupResult, error) {
+	defer pulse(ctx, nil)()
 	out := BackupResult{Counts: map[string]int{}}
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {

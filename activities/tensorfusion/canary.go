@@ -21,6 +21,7 @@ import (
 // verdict from the container's termination message (T20): a pod that only
 // completes proves nothing. The Job is deleted afterwards.
 func (a *Activities) RunCanaryJob(ctx context.Context, req CanaryJobRequest) (CanaryJobResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return CanaryJobResult{}, err

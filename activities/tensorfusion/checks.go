@@ -84,6 +84,11 @@ func (c CheckSpec) findings(o *Observation) []finding.Finding {
 // maxFindings bounds what one check puts into history.
 const maxFindings = 20
 
+// notBeforeRollback are preflight rows that a rollback does not ask for: it is
+// the way out of a world in which they may not hold, and goes to a version
+// that ran here before.
+var notBeforeRollback = []string{"T04", "P01", "P06", "P10", "P14"}
+
 // runChecks runs a stage's checks. Acknowledged rows of class Operator are not
 // OK but accepted.
 func runChecks(o *Observation, stage string, acknowledged []string) []Check {
@@ -92,36 +97,28 @@ func runChecks(o *Observation, stage string, acknowledged []string) []Check {
 		if !slices.Contains(spec.Stages, stage) {
 			continue
 		}
+		if stage == StagePreflight && o.Intent.Chart.Revision != 0 && slices.Contains(notBeforeRollback, spec.Row) {
+			continue
+		}
 		found := spec.findings(o)
 		c := Check{Row: spec.Row, OK: len(found) == 0}
 		if !c.OK {
 			c.Class = spec.Class
 			c.Acknowledged = spec.Class == Operator && slices.Contains(acknowledged, spec.Row)
-			if len(found) > maxFindings {
-				rest := len(found) - maxFindings + 1
-				found = append(found[:maxFindings-1:maxFindings-1], finding.Finding{
-					Row: spec.Row, Object: "further findings", Found: plural(rest, "more of the same kind"),
-				})
-			}
-			c.Findings = found
+			c.Findings = cutFindings(found)
 		}
 		out = append(out, c)
 	}
 	return out
 }
 
-// Blocking lists the findings that keep a stage from going on: not OK and not
-// acknowledged.
-func Blocking(checks []Check) (out []finding.Finding, class finding.Class) {
-	for _, c := range checks {
-		if c.OK || c.Acknowledged {
-			continue
-		}
-		out = append(out, c.Findings...)
-		// Waiting helps only when nothing else is wrong.
-		if class == "" || class == finding.Wait {
-			class = c.Class
-		}
+// cutFindings keeps the first of too many findings and counts the rest.
+func cutFindings(found []finding.Finding) []finding.Finding {
+	if len(found) <= maxFindings {
+		return found
 	}
-	return out, class
+	rest := len(found) - maxFindings + 1
+	return append(found[:maxFindings-1:maxFindings-1], finding.Finding{
+		Row: found[0].Row, Object: "further findings", Found: plural(rest, "more of the same kind"),
+	})
 }

@@ -33,6 +33,7 @@ const (
 
 // ObserveClients lists the pool's application pods with an outdated injection.
 func (a *Activities) ObserveClients(ctx context.Context, req ClientsRequest) (ClientsResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return ClientsResult{}, err
@@ -50,6 +51,7 @@ func clientSelector(pool string) string { return labelEnabled + "=true," + label
 // Eviction API, at most PerOwner away per owner, the next when the owner is
 // complete again. Bare pods and the owners that the plan names are left.
 func (a *Activities) EvictClients(ctx context.Context, req ClientsRequest) (ClientsResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return ClientsResult{}, err

@@ -139,7 +139,7 @@ func TestTheControllerIsAwaitedAndRestartedOnlyForConfiguration(t *testing.T) {
 				Scope: i.scope, Intent: r.intent, Snapshot: Snapshot{Allocations: -1}, Limit: time.Minute,
 			})
 			require.NoError(t, err)
-			blocking, _ := Blocking(out.Checks)
+			blocking, _ := blockingOf(out.Checks)
 			assert.Empty(t, blocking)
 		}
 		return out

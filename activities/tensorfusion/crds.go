@@ -15,6 +15,7 @@ import (
 // server-side apply with force and waits until each is Established (T07). A
 // rollback to a stored revision leaves the newer CRDs in place (T22).
 func (a *Activities) ApplyCRDs(ctx context.Context, req CRDsRequest) (CRDsResult, error) {
+	defer pulse(ctx, nil)()
 	var out CRDsResult
 	if req.Intent.Chart.Revision != 0 {
 		return out, nil

@@ -23,6 +23,7 @@ const diffLimit = 48 << 10
 // Diff says what the upgrade would change, as Helm would do it, and what the
 // new controller would then do by itself. Nothing is written but the artifact.
 func (a *Activities) Diff(ctx context.Context, req DiffRequest) (DiffResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return DiffResult{}, err
@@ -82,7 +83,7 @@ func (a *Activities) diff(ctx context.Context, c *kube.Client, req DiffRequest, 
 	o.Changes = changesOf(r, o.Source.Objects, changes)
 	out.Checks = append(runChecks(o, StageDiff, req.Acknowledged), refusals(changes)...)
 	maskChecks(r, out.Checks)
-	out.Forecast = forecast(o)
+	out.Forecast = cutFindings(forecast(o))
 	return out, nil
 }
 

@@ -22,6 +22,7 @@ import (
 // The policies as found are written on the TensorFusionCluster in the same
 // patch, so a lost reply or a dead run does not lose them.
 func (a *Activities) Hold(ctx context.Context, req HoldRequest) (HoldResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return HoldResult{}, err
@@ -34,12 +35,16 @@ func hold(ctx context.Context, c *kube.Client, req HoldRequest) (HoldResult, err
 	var out HoldResult
 	start := time.Now()
 	want := map[string]PoolPolicy{}
+	synced, err := syncedPools(ctx, c)
+	if err != nil {
+		return out, err
+	}
 	if err := patchClusters(ctx, c, func(b *clusterPatch) error {
-		return planHold(b, req, &out, want)
+		return planHold(b, req, synced, &out, want)
 	}); err != nil {
 		return out, err
 	}
-	err := c.Await(ctx, kube.Wait{
+	err = c.Await(ctx, kube.Wait{
 		What:      "hold of the update policy in every GPUPool",
 		Limit:     req.Limit,
 		Heartbeat: beater(ctx),
@@ -57,7 +62,7 @@ func hold(ctx context.Context, c *kube.Client, req HoldRequest) (HoldResult, err
 
 // planHold adds one cluster's part of the hold to its patch. It may run again
 // after a conflict: results are keyed by pool, and the first sight counts.
-func planHold(b *clusterPatch, req HoldRequest, out *HoldResult, want map[string]PoolPolicy) error {
+func planHold(b *clusterPatch, req HoldRequest, synced map[string]bool, out *HoldResult, want map[string]PoolPolicy) error {
 	recorded := recordedPolicies(b.cluster)
 	var before []PoolPolicy
 	changed := false
@@ -79,7 +84,7 @@ func planHold(b *clusterPatch, req HoldRequest, out *HoldResult, want map[string
 			report(out, live)
 		}
 		if req.Nudge {
-			nudged, err := b.nudge(i)
+			nudged, err := b.nudge(i, synced[live.Pool], time.Now())
 			if err != nil {
 				return err
 			}
@@ -118,10 +123,24 @@ func report(out *HoldResult, live PoolPolicy) {
 	})
 }
 
-// nudge adds the harmless variable to the hypervisor's template; false when it
-// is there already. The template is a raw PodTemplate whose first container is
+// syncedPools tells which GPUPools store hypervisorConfigSynced=true now.
+func syncedPools(ctx context.Context, c *kube.Client) (map[string]bool, error) {
+	pools, err := list[FusionPool](ctx, c.Dynamic, poolsGVR, "", "")
+	if err != nil {
+		return nil, kube.Wrap(err, "GPUPools")
+	}
+	out := map[string]bool{}
+	for _, p := range pools {
+		out[p.Name] = p.Status.Components.HypervisorSynced
+	}
+	return out, nil
+}
+
+// nudge adds the harmless variable to the hypervisor's template, or gives the
+// one of an earlier run a new value; false when it is there and the pool has a
+// pending change already. The template is a raw PodTemplate whose first container is
 // the hypervisor, whatever its name.
-func (b *clusterPatch) nudge(index int) (bool, error) {
+func (b *clusterPatch) nudge(index int, synced bool, at time.Time) (bool, error) {
 	spec := b.cluster.Spec.GPUPools[index].Spec
 	if spec.Components.Hypervisor == nil {
 		return false, finding.Finding{
@@ -150,12 +169,20 @@ func (b *clusterPatch) nudge(index int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("hypervisor template of entry %s: %w", b.cluster.Spec.GPUPools[index].Name, err)
 	}
-	for _, v := range env {
-		if m, ok := v.(map[string]any); ok && m["name"] == nudgeEnv {
-			return false, nil
-		}
+	i := slices.IndexFunc(env, func(v any) bool {
+		m, ok := v.(map[string]any)
+		return ok && m["name"] == nudgeEnv
+	})
+	variable := map[string]any{"name": nudgeEnv, "value": at.UTC().Format(time.RFC3339Nano)}
+	switch {
+	case i < 0:
+		env = append(env, variable)
+	case !synced:
+		return false, nil
+	default:
+		env[i] = variable
 	}
-	first["env"] = append(env, map[string]any{"name": nudgeEnv, "value": "hold"})
+	first["env"] = env
 	if err := unstructured.SetNestedSlice(template, containers, "template", "spec", "containers"); err != nil {
 		return false, fmt.Errorf("hypervisor template of entry %s: %w", b.cluster.Spec.GPUPools[index].Name, err)
 	}

@@ -75,6 +75,28 @@ func TestNudgeAddsOneVariableAndWaitsForThePendingChange(t *testing.T) {
 	assert.Equal(t, nudgeEnv, env[1].(map[string]any)["name"])
 }
 
+// A former run left its variable and the pool was sealed with it: the same
+// value again would change no hash and the wait would never end.
+func TestANudgeOfAFormerRunGetsANewValue(t *testing.T) {
+	nudge := func(c FusionCluster, synced bool) (bool, []patchOp) {
+		t.Helper()
+		b := &clusterPatch{cluster: c}
+		changed, err := b.nudge(0, synced, time.Now())
+		require.NoError(t, err)
+		return changed, b.ops
+	}
+	c := testCluster(oldHypervisor)
+	changed, ops := nudge(c, true)
+	require.True(t, changed)
+	c.Spec.GPUPools[0].Spec.Components.Hypervisor.PodTemplate = ops[0].Value.(map[string]any)
+
+	changed, _ = nudge(c, false)
+	assert.False(t, changed, "its change is still pending")
+	changed, again := nudge(c, true)
+	require.True(t, changed)
+	assert.NotEqual(t, ops[0].Value, again[0].Value)
+}
+
 func TestHoldMakesTheMissingPolicyBlock(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.admin.Dynamic.Resource(clustersGVR).Patch(t.Context(), w.cluster, types.JSONPatchType,

@@ -14,6 +14,7 @@ import (
 // ObservePool lists the hosts of one GPUPool in name order and judges each
 // against the Goal.
 func (a *Activities) ObservePool(ctx context.Context, req ObservePoolRequest) (PoolObservation, error) {
+	defer pulse(ctx, nil)()
 	out := PoolObservation{Pool: req.Pool}
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {

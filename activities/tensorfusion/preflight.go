@@ -16,6 +16,7 @@ import (
 // changes nothing. Failed checks are in the result, not an error: the workflow
 // shows all of them at once and decides.
 func (a *Activities) Preflight(ctx context.Context, req PreflightRequest) (PreflightResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return PreflightResult{}, err

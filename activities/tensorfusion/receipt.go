@@ -24,6 +24,7 @@ const receiptLimit = 900 << 10
 // WriteReceipt stores the receipt as evidence and as a ConfigMap in the
 // release's namespace; the rows per host go into the artifact only.
 func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (ReceiptResult, error) {
+	defer pulse(ctx, nil)()
 	var out ReceiptResult
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
@@ -84,6 +85,7 @@ func configMapKey(key string) string {
 // InspectRevision says what a stored revision holds, for a rollback to it; 0
 // means the newest superseded one.
 func (a *Activities) InspectRevision(ctx context.Context, req RevisionRequest) (RevisionResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return RevisionResult{}, err

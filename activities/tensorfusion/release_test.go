@@ -260,7 +260,7 @@ func TestTheDiffIsMaskedAndNamesWhatChanges(t *testing.T) {
 	assert.Contains(t, objects, "change TensorFusionCluster/"+i.cluster)
 	assert.Contains(t, out.Text, "2.17.0")
 	mustHide(t, out, oldToken)
-	blocking, _ := Blocking(out.Checks)
+	blocking, _ := blockingOf(out.Checks)
 	assert.Empty(t, blocking)
 }
 

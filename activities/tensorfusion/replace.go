@@ -78,6 +78,7 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 			r.memory[h.Name] = m
 		}
 	}
+	defer pulse(ctx, func() any { return r.remember() })()
 	nodes, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
 	if err != nil {
 		return ReplaceResult{}, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
@@ -117,9 +118,8 @@ func (r *replacement) round(ctx context.Context) error {
 		}
 	}()
 	return r.client.Await(watching, kube.Wait{
-		What:      fmt.Sprintf("hypervisors of %d hosts of GPUPool/%s", len(r.req.Hosts), r.req.Pool),
-		Limit:     r.req.Limit + firstLook,
-		Heartbeat: func(string) { beat(ctx, r.remember()) },
+		What:  fmt.Sprintf("hypervisors of %d hosts of GPUPool/%s", len(r.req.Hosts), r.req.Pool),
+		Limit: r.req.Limit + firstLook,
 	}, func(objects kube.Objects) (bool, string, error) {
 		err := r.step(ctx, objects)
 		if deadline == nil {

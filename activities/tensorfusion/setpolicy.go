@@ -16,6 +16,7 @@ import (
 // argument left the controller would count it as updated and delete the pod
 // later, outside any batch (rule 24).
 func (a *Activities) SetPolicy(ctx context.Context, req PolicyRequest) (PolicyResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return PolicyResult{}, err

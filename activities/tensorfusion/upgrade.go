@@ -13,6 +13,7 @@ import (
 // by the Lease, with the policy pins in the manifest (T08, T11, T26, P10). A
 // TensorFusionCluster that the chart does not manage is edited directly.
 func (a *Activities) UpgradeRelease(ctx context.Context, req ReleaseRequest) (ReleaseResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return ReleaseResult{}, err

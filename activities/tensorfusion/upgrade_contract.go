@@ -270,6 +270,9 @@ type VerifyRequest struct {
 	// Pools that were rolled; the others must be unchanged.
 	Rolled []string      `json:"rolled,omitempty"`
 	Limit  time.Duration `json:"limit"`
+	// Endpoint also asks each rolled host's hypervisor for /readyz and its
+	// devices, through the API server: about four requests per host.
+	Endpoint bool `json:"endpoint,omitempty"`
 }
 
 // VerifyResult holds the verdicts.

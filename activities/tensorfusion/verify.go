@@ -13,6 +13,7 @@ import (
 // phases, one proven hypervisor per GPU node, workers, and the inventory equal
 // to the backup's (T14, T15, T17-T19, P14).
 func (a *Activities) Verify(ctx context.Context, req VerifyRequest) (VerifyResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return VerifyResult{}, err
@@ -65,6 +66,12 @@ func verify(ctx context.Context, c *kube.Client, req VerifyRequest) (VerifyResul
 	}
 	o.Before, o.Rolled = req.Snapshot, req.Rolled
 	out.Checks = runChecks(o, StageVerify, nil)
+	if req.Endpoint {
+		found := askHypervisors(ctx, c, o)
+		if len(found) > 0 {
+			out.Checks = append(out.Checks, Check{Row: "T19", Class: finding.Stop, Findings: cutFindings(found)})
+		}
+	}
 	current, err := helm.Current(ctx, c, req.Release.Namespace, req.Release.Name)
 	if err != nil {
 		return out, err

@@ -19,6 +19,7 @@ import (
 // ObserveWorkers lists the workloads of a pool, and for each the connections
 // that lose their GPU session when its workers are replaced.
 func (a *Activities) ObserveWorkers(ctx context.Context, req WorkersRequest) (WorkersResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return WorkersResult{}, err
@@ -92,6 +93,7 @@ var errProgress = errors.New("progress")
 // progress is watched, and the flag goes off again at the end, also after a
 // stall or a cancel (T27).
 func (a *Activities) RollWorkers(ctx context.Context, req WorkersRequest) (WorkersResult, error) {
+	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return WorkersResult{}, err

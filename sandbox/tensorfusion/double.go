@@ -59,6 +59,8 @@ type Double struct {
 	faults   faults
 	created  createdPods
 	pools    poolCache
+	pace     pace
+	departed sync.Map // name of a hypervisor pod -> when its object went
 	ca       authority
 
 	ready     chan struct{}

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,9 +40,24 @@ func (q *queues) shutDown() {
 	}
 }
 
-// settle is how long events of a pool are collected: a batch of a hundred
-// hosts shall not write the pool's status a hundred times.
-const settle = 100 * time.Millisecond
+// Events of a pool are collected for a while: a batch of a hundred hosts shall
+// not write the pool's status a hundred times. The while grows with what a
+// look at the pool costs, so that a pool of a thousand nodes takes one core's
+// twentieth and no more.
+const (
+	settle     = 100 * time.Millisecond
+	maxSettle  = time.Second
+	settleCost = 20
+)
+
+// pace is how long the events of pools are collected now.
+type pace struct{ cost atomic.Int64 }
+
+func (p *pace) took(d time.Duration) { p.cost.Store(int64(d)) }
+
+func (p *pace) wait() time.Duration {
+	return min(max(settle, settleCost*time.Duration(p.cost.Load())), maxSettle)
+}
 
 // reconciler handles one key for the process that leads.
 type reconciler func(ctx context.Context, p *process, key string) (requeue time.Duration, err error)

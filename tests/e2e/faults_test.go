@@ -38,7 +38,7 @@ func TestFaults(t *testing.T) {
 	t.Run("two upgrades of one release: the second closes as Locked", func(t *testing.T) {
 		first := w.start(quickPlan...)
 		w.untilGate(first)
-		out, code := w.refit("start", "-f", "examples/tensorfusion-upgrade.yaml", "--id", "second", "--wait")
+		out, code := w.refit("start", "-f", "examples/tensorfusion-upgrade.yaml", "--id", "second", "--follow")
 		assert.Equal(t, exitRefused, code, out)
 		assert.Contains(t, out, first)
 
@@ -62,8 +62,8 @@ func TestFaults(t *testing.T) {
 
 	t.Run("a node that never gets Ready parks, and goes on after its repair", func(t *testing.T) {
 		o.reset()
-		w.fault("node-never-ready", nodes[0])
-		run := w.start(append(quickPlan, "rollouts.0.strategy.hostTimeout=15s")...)
+		w.fault("hypervisor-never-ready", nodes[0])
+		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=15s")...)
 		s := w.untilParked(run)
 		assert.Contains(t, findings(s), nodes[0])
 		assert.LessOrEqual(t, o.deletions(), 1, "nothing goes on past a failed canary")

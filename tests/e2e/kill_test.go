@@ -30,7 +30,7 @@ func TestKills(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
 
-	run := w.start(append(quickPlan, "rollouts.0.strategy.gates=none")...)
+	run := w.start(append(quickPlan, "rollouts[0].strategy.gates=none")...)
 	killed := map[string]bool{}
 	seeded := 0
 	var last protocol.Status

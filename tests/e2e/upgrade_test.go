@@ -17,15 +17,17 @@ import (
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	refit "github.com/refit-run/refit/worker"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
 // quickPlan makes the example plan quick: two nodes a pool, no soak.
-var quickPlan = []string{"rollouts.0.strategy.soakCanary=0s"}
+var quickPlan = []string{"rollouts[0].strategy.soakCanary=1s"}
 
 const newImage = "registry.refit.local/tensorfusion/tensor-fusion-hypervisor:2.17.0"
 
@@ -52,7 +54,7 @@ func TestUpgrade(t *testing.T) {
 		assert.Contains(t, out, "backup")
 	})
 	t.Run("the printed commands work verbatim", func(t *testing.T) {
-		out, code := w.refit("status", run)
+		out, code := w.refit("status", run, "--exit-code")
 		require.Equal(t, exitGate, code, out)
 		line := commandLine(out, "temporal workflow update execute")
 		require.NotEmpty(t, line, out)
@@ -151,14 +153,37 @@ func (w *world) replay(run string) {
 	for id, h := range w.histories(run) {
 		r := worker.NewWorkflowReplayer()
 		refit.RegisterWorkflows(r)
-		assert.NoError(w.t, r.ReplayWorkflowHistory(nil, h), "replay of %s", id)
+		workflowID, runID, _ := strings.Cut(id, "/")
+		err := r.ReplayWorkflowHistoryWithOptions(nil, h, worker.ReplayWorkflowHistoryOptions{
+			OriginalExecution: workflow.Execution{ID: workflowID, RunID: runID},
+		})
+		assert.NoError(w.t, err, "replay of %s", id)
 	}
 }
 
-// plantedSecrets are the values of every Secret of the release's namespace and
-// of its controller's plain environment.
+// plantedSecrets are the values of the release's Secrets and of the plain
+// environment of its controller, as an operator would have planted them.
 func (w *world) plantedSecrets() []string {
-	return strings.Fields(w.vars["REFIT_SANDBOX_SECRETS"])
+	w.t.Helper()
+	ctx := context.Background()
+	var out []string
+	secrets, err := w.kube.CoreV1().Secrets("tensor-fusion-sys").List(ctx, metav1.ListOptions{LabelSelector: "owner!=helm"})
+	require.NoError(w.t, err)
+	for _, s := range secrets.Items {
+		for _, v := range s.Data {
+			out = append(out, string(v))
+		}
+	}
+	d, err := w.kube.AppsV1().Deployments("tensor-fusion-sys").Get(ctx, "tensor-fusion-sys-controller", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	for _, c := range d.Spec.Template.Spec.Containers {
+		for _, e := range c.Env {
+			if e.Name == "ENROLL_TOKEN" {
+				out = append(out, e.Value)
+			}
+		}
+	}
+	return out
 }
 
 // searchSecrets looks for the planted values in everything that leaves the

@@ -92,6 +92,9 @@ type Limits struct {
 	Hold window.Duration `json:"hold,omitempty"`
 	// Release is the limit of the Helm operation, default 10 m.
 	Release window.Duration `json:"release,omitempty"`
+	// Settle is how long the preflight waits for what ends by itself, such as
+	// a rollout of the controller's own, default 5 m.
+	Settle window.Duration `json:"settle,omitempty"`
 	// Verify is the limit of the last proof, default 5 m.
 	Verify window.Duration `json:"verify,omitempty"`
 }
@@ -134,6 +137,7 @@ func (l Limits) WithDefaults() Limits {
 	set(&l.Controller, 180*time.Second)
 	set(&l.Hold, 2*time.Minute)
 	set(&l.Release, 10*time.Minute)
+	set(&l.Settle, 5*time.Minute)
 	set(&l.Verify, 5*time.Minute)
 	return l
 }
@@ -192,6 +196,7 @@ func (p *problems) limits(l Limits) {
 	p.duration("limits.controller", l.Controller)
 	p.duration("limits.hold", l.Hold)
 	p.duration("limits.release", l.Release)
+	p.duration("limits.settle", l.Settle)
 	p.duration("limits.verify", l.Verify)
 }
 

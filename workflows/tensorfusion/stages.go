@@ -6,6 +6,7 @@ import (
 
 	"go.temporal.io/sdk/workflow"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
@@ -25,12 +26,7 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 	if e.locked != nil {
 		return nil
 	}
-	e.pre = tensorfusion.PreflightResult{}
-	err := e.do(ctx, s, tensorfusion.PreflightActivity, "preflight of "+e.release.Name, 5*time.Minute,
-		tensorfusion.PreflightRequest{
-			Scope: e.scope, Intent: e.intent, Acknowledged: e.acknowledge, AcceptedFloating: e.floating,
-		}, &e.pre)
-	if err != nil {
+	if err := e.settled(ctx, s); err != nil {
 		return err
 	}
 	if err := blocked("not every requirement is met", "An upgrade from this state could fail half way.", e.pre.Checks); err != nil {
@@ -50,6 +46,48 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 		e.pre.Source.Controller, e.pre.Target.Controller, tagOf(e.pre.Source.Hypervisor), tagOf(e.pre.Target.Hypervisor),
 		len(e.pre.Pools), nodes, e.snapshot.GPUs, met(e.pre.Checks))
 	return nil
+}
+
+// recheck is how long a check of class wait rests before it runs again: a
+// controller's own batch takes about as long.
+const recheck = 3 * time.Second
+
+// settled runs the preflight until nothing is open that settles by itself (an
+// own rollout of the controller, a driver upgrade), at most for Limits.Settle.
+func (e *engine) settled(ctx workflow.Context, s *stage.Scope) error {
+	until := workflow.Now(ctx).Add(e.limits.Settle.D())
+	for {
+		e.pre = tensorfusion.PreflightResult{}
+		if err := e.do(ctx, s, tensorfusion.PreflightActivity, "preflight of "+e.release.Name, 5*time.Minute,
+			tensorfusion.PreflightRequest{
+				Scope: e.scope, Intent: e.intent, Acknowledged: e.acknowledge, AcceptedFloating: e.floating,
+			}, &e.pre); err != nil {
+			return err
+		}
+		waits := settling(e.pre.Checks)
+		if waits == "" || !workflow.Now(ctx).Before(until) {
+			return nil
+		}
+		if err := s.Sleep(ctx, recheck, "waiting for "+waits); err != nil {
+			return err
+		}
+	}
+}
+
+// settling names the open checks of class wait, "" when there is none or when
+// another class stands open too.
+func settling(checks []tensorfusion.Check) string {
+	var open []finding.Finding
+	for _, c := range checks {
+		switch {
+		case c.OK || c.Acknowledged:
+		case c.Class != finding.Wait:
+			return ""
+		default:
+			open = append(open, c.Findings...)
+		}
+	}
+	return rowsOf(open)
 }
 
 func met(checks []tensorfusion.Check) (n int) {
