@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -41,14 +40,18 @@ const (
 	exitRefused  = 6
 )
 
-// bin is where `make build` puts the binaries.
-var bin = func() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "bin")
-}()
-
-// root is the repository.
-var root = filepath.Join(bin, "..")
+// root is the repository, bin where `make build` puts the binaries; a test runs
+// in its package's folder.
+var (
+	root = func() string {
+		dir, err := filepath.Abs(filepath.Join("..", ".."))
+		if err != nil {
+			panic(err)
+		}
+		return dir
+	}()
+	bin = filepath.Join(root, "bin")
+)
 
 // world is one sandbox with a worker, as an operator would have it.
 type world struct {
