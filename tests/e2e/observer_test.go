@@ -3,8 +3,10 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,15 +22,20 @@ type observer struct {
 	pool    map[string]string // node -> its pool label
 	ready   map[string]map[string]bool
 	away    map[string]int // pool -> most nodes without a Ready pod at one time
-	stop    context.CancelFunc
+	log     []string
 }
 
 // observe starts watching; nodes are counted from their first Ready pod on.
 func observe(t *testing.T, w *world) *observer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	o := &observer{deleted: map[string]int{}, pool: map[string]string{}, ready: map[string]map[string]bool{}, away: map[string]int{}, stop: cancel}
-	t.Cleanup(cancel)
+	o := &observer{deleted: map[string]int{}, pool: map[string]string{}, ready: map[string]map[string]bool{}, away: map[string]int{}}
+	t.Cleanup(func() {
+		cancel()
+		if t.Failed() {
+			t.Logf("hypervisor pods as seen from outside:\n%s", strings.Join(o.log, "\n"))
+		}
+	})
 	f := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace("tensor-fusion-sys"),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = "tensor-fusion.ai/component=hypervisor" }))
 	inf := f.Core().V1().Pods().Informer()
@@ -61,6 +68,10 @@ func (o *observer) seen(p *corev1.Pod, gone bool) {
 	}
 	if o.ready[node] == nil {
 		o.ready[node] = map[string]bool{}
+	}
+	if gone || o.ready[node][string(p.UID)] != (p.DeletionTimestamp == nil && isReady(p)) {
+		o.log = append(o.log, fmt.Sprintf("%s %s uid %s ready=%t deleting=%t gone=%t", time.Now().Format("15:04:05.000"),
+			p.Name, p.UID, isReady(p), p.DeletionTimestamp != nil, gone))
 	}
 	if gone {
 		o.deleted[node]++

@@ -127,7 +127,10 @@ func (w *world) down() {
 	w.killWorker()
 	if w.t.Failed() {
 		if log, err := os.ReadFile(filepath.Join(w.home, "worker.log")); err == nil {
-			w.t.Logf("end of the worker's log:\n%s", tail(log, 6000))
+			w.t.Logf("end of the worker's log:\n%s", tail(log, 3000))
+		}
+		if audit, err := os.ReadFile(w.vars["REFIT_SANDBOX_AUDIT_LOG"]); err == nil {
+			_ = os.WriteFile(filepath.Join(w.home, "audit.log"), audit, 0o600)
 		}
 	}
 	out, code := w.run("refit-sandbox", "down", "--name", w.name)
