@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/refit-run/refit/sandbox/tensorfusion/machine"
 )
@@ -42,8 +43,9 @@ func (d *Double) reconcileDevices(ctx context.Context, key string) (time.Duratio
 	}
 	have := map[string]bool{}
 	for _, gpu := range d.caches.indexed(gpuResource, byNode, key) {
-		phase, ok := gpu.Object["status"]
-		have[gpu.GetName()] = ok && phase != nil
+		// The controller may write a phase before the hypervisor wrote the rest.
+		uuid, _, _ := unstructured.NestedString(gpu.Object, "status", "uuid")
+		have[gpu.GetName()] = uuid != ""
 	}
 	model := node.Labels[productLabel]
 	if model == "" {

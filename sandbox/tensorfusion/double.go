@@ -142,7 +142,7 @@ func (d *Double) Run(ctx context.Context) error {
 	if err := d.createStorageClass(ctx); err != nil {
 		return fmt.Errorf("tensorfusion double: StorageClass %s: %w", StorageClass, err)
 	}
-	d.route(ctx)
+	d.route()
 	failed := make(chan error, 8)
 	var group sync.WaitGroup
 	run := func(name string, part func(context.Context) error) {

@@ -56,9 +56,12 @@ func (c *cluster) installs(t *testing.T) {
 	for _, pool := range []string{"tensor-fusion-shared", "tensor-fusion-training"} {
 		c.sealed(pool)
 	}
+	if _, err := c.kube.CoreV1().Secrets(c.namespace).Get(c.ctx, "tensor-fusion-webhook-secret", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
 	gpus := c.list(tf("gpus"))
 	if len(gpus) != nodesPerPool*2*2 || text(&gpus[0], "status", "gpuModel") != tensorfusion.Model {
-		t.Errorf("%d GPUs", len(gpus))
+		t.Errorf("%d GPUs, the first with model %q", len(gpus), text(&gpus[0], "status", "gpuModel"))
 	}
 }
 

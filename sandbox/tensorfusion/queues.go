@@ -15,7 +15,7 @@ type queue = workqueue.TypedRateLimitingInterface[string]
 
 // queues hold the keys of each reconciler: object names, or namespace/name.
 type queues struct {
-	clusters, pools, nodes, inventory, providers, workloads, connections, devices, claims queue
+	clusters, pools, nodes, inventory, providers, workloads, connections, devices, claims, webhooks queue
 }
 
 func newQueues(c clock.WithTicker) *queues {
@@ -26,12 +26,12 @@ func newQueues(c clock.WithTicker) *queues {
 	return &queues{
 		clusters: make("clusters"), pools: make("pools"), nodes: make("nodes"), inventory: make("inventory"),
 		providers: make("providers"), workloads: make("workloads"), connections: make("connections"),
-		devices: make("devices"), claims: make("claims"),
+		devices: make("devices"), claims: make("claims"), webhooks: make("webhooks"),
 	}
 }
 
 func (q *queues) all() []queue {
-	return []queue{q.clusters, q.pools, q.nodes, q.inventory, q.providers, q.workloads, q.connections, q.devices, q.claims}
+	return []queue{q.clusters, q.pools, q.nodes, q.inventory, q.providers, q.workloads, q.connections, q.devices, q.claims, q.webhooks}
 }
 
 func (q *queues) shutDown() {
@@ -87,6 +87,7 @@ func (d *Double) startWorkers(ctx context.Context, group *sync.WaitGroup) {
 	// These are no part of the controller: they go on without a leader.
 	d.work(ctx, group, d.queues.devices, d.options.Concurrency, d.reconcileDevices)
 	d.work(ctx, group, d.queues.claims, 1, d.reconcileClaim)
+	d.work(ctx, group, d.queues.webhooks, 1, d.reconcileWebhook)
 }
 
 func (d *Double) work(ctx context.Context, group *sync.WaitGroup, q queue, workers int, handle func(context.Context, string) (time.Duration, error)) {

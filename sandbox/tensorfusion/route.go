@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -16,7 +17,7 @@ import (
 // route sends every event to the reconcilers that the real controller wakes
 // for it, and to no other: that a GPUNode does not hear of its pool is part of
 // the behaviour.
-func (d *Double) route(ctx context.Context) {
+func (d *Double) route() {
 	on := func(i cache.SharedIndexInformer, handle func(o any)) {
 		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    handle,
@@ -58,7 +59,9 @@ func (d *Double) route(ctx context.Context) {
 		name, _, _ := unstructured.NestedString(u.Object, "spec", "workloadName")
 		q.workloads.Add(u.GetNamespace() + "/" + name)
 	})
-	on(d.caches.webhooks, func(any) { d.patchWebhooks(ctx) })
+	on(d.caches.webhooks, func(o any) {
+		q.webhooks.Add(o.(*admissionregistrationv1.MutatingWebhookConfiguration).Name)
+	})
 	on(d.caches.claims, func(o any) {
 		c := o.(*corev1.PersistentVolumeClaim)
 		q.claims.Add(c.Namespace + "/" + c.Name)

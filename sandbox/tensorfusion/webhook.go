@@ -101,37 +101,34 @@ func (d *Double) createWebhookSecret(ctx context.Context) error {
 	return err
 }
 
-// patchWebhooks does what the chart's second hook Job does: it writes the CA
-// into configurations that point at this double.
-func (d *Double) patchWebhooks(ctx context.Context) {
-	for _, o := range d.caches.webhooks.GetStore().List() {
-		config := o.(*admissionregistrationv1.MutatingWebhookConfiguration)
-		if !strings.HasSuffix(config.Name, webhookSuffix) {
-			continue
-		}
-		var patch []map[string]any
-		for i, w := range config.Webhooks {
-			if w.ClientConfig.URL == nil || *w.ClientConfig.URL != d.WebhookURL() || bytes.Equal(w.ClientConfig.CABundle, d.ca.bundle) {
-				continue
-			}
-			patch = append(patch, map[string]any{
-				"op": "add", "path": fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), "value": d.ca.bundle,
-			})
-		}
-		if patch == nil {
-			continue
-		}
-		data, err := json.Marshal(patch)
-		if err == nil {
-			err = d.createWebhookSecret(ctx)
-		}
-		if err == nil {
-			_, err = d.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(ctx, config.Name, types.JSONPatchType, data, metav1.PatchOptions{})
-		}
-		if err != nil && ctx.Err() == nil {
-			d.log.Info("webhook CA not written", "webhook", config.Name, "error", err.Error())
-		}
+// reconcileWebhook does what the chart's hook Jobs do: it writes the CA into a
+// configuration that points at this double.
+func (d *Double) reconcileWebhook(ctx context.Context, key string) (time.Duration, error) {
+	o, ok, err := d.caches.webhooks.GetStore().GetByKey(key)
+	if err != nil || !ok || !strings.HasSuffix(key, webhookSuffix) {
+		return 0, err
 	}
+	var patch []map[string]any
+	for i, w := range o.(*admissionregistrationv1.MutatingWebhookConfiguration).Webhooks {
+		if w.ClientConfig.URL == nil || *w.ClientConfig.URL != d.WebhookURL() || bytes.Equal(w.ClientConfig.CABundle, d.ca.bundle) {
+			continue
+		}
+		patch = append(patch, map[string]any{
+			"op": "add", "path": fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), "value": d.ca.bundle,
+		})
+	}
+	if patch == nil {
+		return 0, nil
+	}
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return 0, err
+	}
+	if err := d.createWebhookSecret(ctx); err != nil {
+		return 0, err
+	}
+	_, err = d.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(ctx, key, types.JSONPatchType, data, metav1.PatchOptions{})
+	return 0, err
 }
 
 func (d *Double) serveWebhook(ctx context.Context) error {

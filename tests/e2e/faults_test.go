@@ -77,7 +77,7 @@ func TestFaults(t *testing.T) {
 			out, code := w.refit("approve", run, "--by", "ann")
 			require.Zero(t, code, out)
 			s := w.untilParked(run)
-			assert.Contains(t, s.WaitingFor.Found, "auto update")
+			assert.Contains(t, findings(s), "put back to false")
 			out, code = w.refit("retry", run, "--by", "ann")
 			require.Zero(t, code, out)
 		})
