@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`.
-SHELL := /bin/bash
+SHELL := /bin/bash -o pipefail
 export CGO_ENABLED := 0
 GO ?= go
 GOFLAGS_BUILD := -trimpath
@@ -52,17 +52,27 @@ $(BIN)/temporal: tools/temporal/go.mod tools/temporal/go.sum
 demo: ## the real thing on the embedded sandbox
 	@tools/demo.sh
 
+# Tests that need a program are told where it is; -strict (in CI) fails the run
+# when one was skipped all the same.
+TEST_ENV := REFIT_BIN=$(BIN) REFIT_TEST_KUBE=$(BIN)/refit-kube REFIT_TEST_TEMPORAL=$(BIN)/temporal \
+	REFIT_SANDBOX_KUBE=$(BIN)/refit-kube REFIT_SANDBOX_KWOK=$(BIN)/kwok REFIT_SANDBOX_TEMPORAL=$(BIN)/temporal
+REPORT := $(BIN)/testreport $(if $(CI),-strict)
+UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay/...
+
+$(BIN)/testreport: FORCE
+	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./tools/testreport
+
 test: test-unit test-e2e ## everything a change must pass
 
-test-unit: world product ## packages of both modules
-	$(GO) test $(GOFLAGS_BUILD) ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/coverage
-	cd sandbox && $(GO) test $(GOFLAGS_BUILD) ./...
+test-unit: world product $(BIN)/testreport ## packages of both modules
+	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json $(UNIT) | $(REPORT)
+	cd sandbox && $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json ./... | $(REPORT)
 
-test-e2e: world product ## through the binaries and the sandbox
-	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 30m ./tests/...
+test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
+	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 40m -json ./tests/e2e/... | $(REPORT)
 
-test-long: world product ## more kill points, seeds and the rarer hard cases
-	REFIT_TEST_LONG=1 $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m ./tests/...
+test-long: world product $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
+	REFIT_TEST_LONG=1 $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m -json ./tests/e2e/... | $(REPORT)
 
 race: ## the race detector on what is concurrent
 	CGO_ENABLED=1 $(GO) test -race $(RACE_PACKAGES)

@@ -16,7 +16,7 @@ import (
 
 	"filippo.io/age"
 	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/fileblob" // the store of one host; s3 and gcs are registered by the worker
+	_ "gocloud.dev/blob/fileblob" // the store of one host; package cloud links s3 and gs
 	"gocloud.dev/gcerrors"
 
 	"github.com/refit-run/refit/activities/finding"

@@ -60,7 +60,6 @@ type Double struct {
 	created  createdPods
 	pools    poolCache
 	pace     pace
-	departed sync.Map // name of a hypervisor pod -> when its object went
 	ca       authority
 
 	ready     chan struct{}

@@ -24,6 +24,7 @@ import (
 	"github.com/refit-run/refit/sandbox/folder"
 	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/process"
+	"github.com/refit-run/refit/sandbox/reaper"
 	"github.com/refit-run/refit/sandbox/release"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
@@ -92,6 +93,13 @@ func startCluster(t *testing.T) *cluster {
 	c.check(kwok.CreateNodes(ctx, c.kube, pools, ports))
 	c.check(kwok.ReadyNodes(ctx, c.kube, nodesPerPool*2))
 	c.check(plane.ReadyControllers(ctx))
+	reaping, stopReaping := context.WithCancel(ctx)
+	t.Cleanup(stopReaping)
+	go func() {
+		if err := reaper.Run(reaping, c.kube, kwok.NodeAnnotation, "fake"); err != nil {
+			t.Error(err)
+		}
+	}()
 	c.double, err = tensorfusion.New(tensorfusion.Options{
 		Config: config, Namespace: c.namespace, Release: "tensor-fusion-sys", LeaseDuration: time.Second,
 	})

@@ -270,11 +270,6 @@ func (d *Double) reconcileNode(ctx context.Context, p *process, key string) (tim
 		return 0, err
 	}
 	r := p.ReconcileNode(v)
-	if r.Create != nil {
-		if wait := d.tooSoon(r.Create.Name); wait > 0 {
-			return wait, nil
-		}
-	}
 	switch {
 	case r.DeleteGPUNode:
 		return 0, d.deleteGPUNode(ctx, key)

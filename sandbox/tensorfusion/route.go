@@ -43,7 +43,6 @@ func (d *Double) route() {
 		q.nodes.Add(name)
 	})
 	on(d.caches.pods, func(o any) { d.routePod(o.(*corev1.Pod)) })
-	d.watchDepartures()
 	object(clusterResource, func(u *unstructured.Unstructured) { q.clusters.Add(u.GetName()) })
 	d.routePools()
 	object(nodeResource, func(u *unstructured.Unstructured) {
@@ -66,36 +65,6 @@ func (d *Double) route() {
 		c := o.(*corev1.PersistentVolumeClaim)
 		q.claims.Add(c.Namespace + "/" + c.Name)
 	})
-}
-
-// watchDepartures notes when a hypervisor's pod object went.
-func (d *Double) watchDepartures() {
-	_, err := d.caches.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(o any) {
-		if p, ok := o.(*corev1.Pod); ok && p.Labels[machine.ComponentLabel] == "hypervisor" {
-			d.departed.Store(p.Name, d.clock.Now())
-		}
-	}})
-	if err != nil {
-		panic(err) // only on a stopped informer, and none has started
-	}
-}
-
-// rebirth is how long a node stays without a pod object between two of the same
-// name. A simulated kubelet may delete by name, late and more than once; it
-// must not meet the next pod.
-const rebirth = 300 * time.Millisecond
-
-// tooSoon is how long a hypervisor of that name has to wait yet.
-func (d *Double) tooSoon(name string) time.Duration {
-	when, ok := d.departed.Load(name)
-	if !ok {
-		return 0
-	}
-	if wait := rebirth - d.clock.Since(when.(time.Time)); wait > 0 {
-		return wait
-	}
-	d.departed.Delete(name)
-	return 0
 }
 
 func (d *Double) routePod(p *corev1.Pod) {

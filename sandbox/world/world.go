@@ -28,6 +28,7 @@ import (
 	"github.com/refit-run/refit/sandbox/greptime"
 	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/process"
+	"github.com/refit-run/refit/sandbox/reaper"
 	"github.com/refit-run/refit/sandbox/registry"
 	"github.com/refit-run/refit/sandbox/temporal"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
@@ -207,6 +208,9 @@ func (w *World) startCluster(ctx context.Context) error {
 	}
 	w.canary = agents.NewCanary(w.kube)
 	w.task("canary", w.canary.Run)
+	w.task("reaper", func(ctx context.Context) error {
+		return reaper.Run(ctx, w.kube, kwok.NodeAnnotation, "fake")
+	})
 	if err := kwok.ReadyNodes(ctx, w.kube, options.Nodes()); err != nil {
 		return err
 	}

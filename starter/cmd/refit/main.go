@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/term"
 
+	_ "github.com/refit-run/refit/activities/artifact/cloud"
 	"github.com/refit-run/refit/starter/cli"
 	"github.com/refit-run/refit/starter/planfile/schema"
 )

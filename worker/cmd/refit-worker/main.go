@@ -14,8 +14,8 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/contrib/envconfig"
 	tlog "go.temporal.io/sdk/log"
-	_ "gocloud.dev/blob/fileblob"
 
+	_ "github.com/refit-run/refit/activities/artifact/cloud"
 	"github.com/refit-run/refit/activities/helm"
 	"github.com/refit-run/refit/worker"
 )
