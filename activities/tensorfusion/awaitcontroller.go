@@ -74,7 +74,7 @@ func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest,
 	}
 	o.Values.Live = r.differing(deployed.Config)
 	out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
-	out.Checks = runChecks(o, StageController, nil)
+	out.Checks, out.Pools = runChecks(o, StageController, nil), o.poolSummaries()
 	maskChecks(r, out.Checks)
 	return out, nil
 }

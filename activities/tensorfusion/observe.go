@@ -124,10 +124,20 @@ func (o *Observation) poolSummaries() []Pool {
 	for _, c := range o.Clusters {
 		for _, e := range c.Spec.GPUPools {
 			name := poolName(c.Name, e.Name)
-			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name), Port: e.Spec.Port()})
+			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name), Port: e.Spec.Port(), Template: o.settledTemplate(name)})
 		}
 	}
 	return out
+}
+
+// settledTemplate is the hash that every hypervisor pod of the pool has.
+func (o *Observation) settledTemplate(pool string) string {
+	for _, p := range o.Pools {
+		if s := p.Status.Components; p.Name == pool && s.HypervisorSynced && s.HypervisorProgress == 100 {
+			return s.Hypervisor
+		}
+	}
+	return ""
 }
 
 // allOnGoal reports that every host meets the Goal now.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,15 +26,21 @@ func (a *Activities) ObservePool(ctx context.Context, req ObservePoolRequest) (P
 
 func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (PoolObservation, error) {
 	out := PoolObservation{Pool: req.Pool}
-	hosts, err := readHosts(ctx, c, req.Release.Namespace, req.Pool)
-	if err != nil {
-		return out, kube.Wrap(err, "hosts of GPUPool/"+req.Pool)
+	var hosts []hostView
+	var listed []corev1.Node
+	group, reading := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		hosts, err = readHosts(reading, c, req.Release.Namespace, req.Pool)
+		return kube.Wrap(err, "hosts of GPUPool/"+req.Pool)
+	})
+	group.Go(func() (err error) {
+		listed, err = list[corev1.Node](reading, c.Dynamic, nodesGVR, "", "")
+		return kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
+	})
+	if err := group.Wait(); err != nil {
+		return out, err
 	}
-	nodes := map[string]corev1.Node{}
-	listed, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
-	if err != nil {
-		return out, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
-	}
+	nodes := make(map[string]corev1.Node, len(listed))
 	for _, n := range listed {
 		nodes[n.Name] = n
 	}
@@ -76,16 +83,16 @@ func readHosts(ctx context.Context, c *kube.Client, namespace, pool string) ([]h
 	if pool != "" {
 		selector = poolLabel(pool) + "=true"
 	}
-	nodes, err := listRaw(ctx, c.Dynamic, gpuNodesGVR, "", selector)
-	if err != nil {
-		return nil, err
-	}
-	pods, err := listRaw(ctx, c.Dynamic, podsGVR, namespace, labelComponent+"="+componentHypervisor)
-	if err != nil {
-		return nil, err
-	}
-	gpus, err := listRaw(ctx, c.Dynamic, gpusGVR, "", "")
-	if err != nil {
+	// Side by side: the three lists are the longest step between two batches.
+	var nodes, pods, gpus []unstructured.Unstructured
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) { nodes, err = listRaw(ctx, c.Dynamic, gpuNodesGVR, "", selector); return })
+	group.Go(func() (err error) {
+		pods, err = listRaw(ctx, c.Dynamic, podsGVR, namespace, labelComponent+"="+componentHypervisor)
+		return
+	})
+	group.Go(func() (err error) { gpus, err = listRaw(ctx, c.Dynamic, gpusGVR, "", ""); return })
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	var r hostReader

@@ -118,9 +118,11 @@ func TestTheReleaseIsUpgradedOnceAndStaysHeld(t *testing.T) {
 	i := install(t)
 	r, err := i.activities.resolve(t.Context(), i.client, i.scope, i.intent())
 	require.NoError(t, err)
+	began := time.Now()
 	out, err := i.release(r.intent, 1)
 	require.NoError(t, err)
-	assert.Equal(t, ReleaseResult{Revision: 2, Chart: "1.8.7"}, out)
+	assert.WithinRange(t, out.Deployed, began.Add(-time.Millisecond), time.Now())
+	assert.Equal(t, ReleaseResult{Revision: 2, Chart: "1.8.7", Deployed: out.Deployed}, out)
 	assert.True(t, i.policy().held())
 	d, err := controllerDeployment(t.Context(), i.admin, i.scope.Release.Namespace)
 	require.NoError(t, err)
@@ -130,7 +132,8 @@ func TestTheReleaseIsUpgradedOnceAndStaysHeld(t *testing.T) {
 
 	again, err := i.release(r.intent, 1)
 	require.NoError(t, err)
-	assert.Equal(t, ReleaseResult{Revision: 2, Chart: "1.8.7", Already: true}, again)
+	// A later run must tell from it which pods are of this revision.
+	assert.Equal(t, ReleaseResult{Revision: 2, Chart: "1.8.7", Already: true, Deployed: out.Deployed}, again)
 }
 
 func TestAForeignRevisionStopsTheUpgrade(t *testing.T) {

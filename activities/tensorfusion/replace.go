@@ -56,9 +56,12 @@ type replacement struct {
 
 	mu     sync.Mutex // memory is read by the heartbeat
 	memory map[string]hostMemory
-	views  map[string]hostView
-	found  map[string]string // what is missing from each host's proof
-	done   map[string]HostResult
+	// sent are the pods whose delete the API server has taken: the watch may
+	// show them unchanged for a while, and asking again tells nothing.
+	sent  map[types.UID]bool
+	views map[string]hostView
+	found map[string]string // what is missing from each host's proof
+	done  map[string]HostResult
 }
 
 // parallelRequests bounds the requests that are in flight at once.
@@ -69,6 +72,7 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 		client: c, req: req,
 		nodes:  map[string]corev1.Node{},
 		memory: map[string]hostMemory{},
+		sent:   map[types.UID]bool{},
 		found:  map[string]string{},
 		done:   map[string]HostResult{},
 	}
@@ -226,7 +230,7 @@ func (r *replacement) doomed(h HostTarget, v hostView) []doomedPod {
 	var out []doomedPod
 	for i := range v.pods {
 		pod := &v.pods[i]
-		if pod.DeletionTimestamp != nil {
+		if pod.DeletionTimestamp != nil || r.sent[pod.UID] {
 			continue
 		}
 		leftover := !r.req.Goal.named(pod)
@@ -274,7 +278,7 @@ func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
 			})
 			switch {
 			case err == nil:
-				r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true })
+				r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true; r.sent[p.uid] = true })
 			case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 				errs[i] = kube.Wrap(err, "delete of Pod/"+r.req.Release.Namespace+"/"+p.name)
 			}

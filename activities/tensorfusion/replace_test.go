@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func (w *world) replace(hosts []HostTarget, limit time.Duration) ReplaceResult {
@@ -59,6 +60,16 @@ func TestAHostCostsOneRequestBesidesTheSharedWatches(t *testing.T) {
 	all := w.writes.count(func(string) bool { return true })
 	assert.Equal(t, len(hosts), deletes)
 	assert.LessOrEqual(t, all-deletes, 7, "three lists, three watches and the Nodes, whatever the number of hosts")
+}
+
+// The watch is slower than the reply: the pod looks untouched once more.
+func TestAPodWhoseDeleteWasTakenIsNotDeletedAgain(t *testing.T) {
+	r := &replacement{req: ReplaceRequest{Goal: testGoal(), Limit: time.Minute}, sent: map[types.UID]bool{}}
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: testGoal().PodName + "a", UID: "old"}}
+	view := hostView{name: "a", pods: []corev1.Pod{pod}}
+	require.Len(t, r.doomed(HostTarget{Name: "a", UID: "old"}, view), 1)
+	r.sent["old"] = true
+	assert.Empty(t, r.doomed(HostTarget{Name: "a", UID: "old"}, view))
 }
 
 func TestAHostOnTargetIsLeftAlone(t *testing.T) {

@@ -41,6 +41,9 @@ func upgradeRelease(ctx context.Context, c *kube.Client, req ReleaseRequest, r *
 		return ReleaseResult{}, err
 	}
 	out := ReleaseResult{Revision: deployed.Version, Already: done.Already}
+	if deployed.Info != nil {
+		out.Deployed = deployed.Info.LastDeployed.Time.UTC()
+	}
 	if deployed.Chart != nil && deployed.Chart.Metadata != nil {
 		out.Chart = deployed.Chart.Metadata.Version
 	}

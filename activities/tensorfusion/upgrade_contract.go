@@ -102,6 +102,9 @@ type Pool struct {
 	Entry string `json:"entry"` // name in spec.gpuPools
 	Nodes int    `json:"nodes"`
 	Port  int32  `json:"port"`
+	// Template is the controller's hash of the hypervisor template; empty when
+	// the controller does not say that every pod is of it (synced, 100 %).
+	Template string `json:"template,omitempty"`
 }
 
 // Snapshot is what must not change by itself (P12, P14): UIDs and inventory.
@@ -202,8 +205,11 @@ type ReleaseRequest struct {
 type ReleaseResult struct {
 	Revision int    `json:"revision"`
 	Chart    string `json:"chart"`
-	// Already: a former attempt of this run had done it.
+	// Already: a former attempt had done it, of this run or of one before it
+	// with the same intent.
 	Already bool `json:"already,omitempty"`
+	// Deployed is when the revision's engine began.
+	Deployed time.Time `json:"deployed,omitzero"`
 }
 
 // ControllerRequest waits for the controller's rollout and its neighbours
@@ -223,6 +229,8 @@ type ControllerResult struct {
 	Leader    string  `json:"leader"`
 	Restarted bool    `json:"restarted,omitempty"`
 	Checks    []Check `json:"checks"`
+	// Pools as the new controller sees them.
+	Pools []Pool `json:"pools,omitempty"`
 }
 
 // DriftRequest compares the live UIDs with a snapshot (P12, P14).

@@ -71,6 +71,7 @@ func Table() []Fault {
 		{"slow-image", "DURATION", "every manifest request of the registry takes the duration, until clear", slowImage},
 		{"image-missing", "IMAGE", "the registry does not have the image, until clear", imageMissing},
 		{"greptime-down", "", "the GreptimeDB stand-in refuses connections until clear", greptimeDown},
+		{"greptime-password", "PASSWORD", "the GreptimeDB stand-in's password is rotated; clear does not bring the former one back", greptimePassword},
 		{"pdb-blocks", "NAMESPACE LABEL=VALUE", "a PodDisruptionBudget allows no eviction of the pods, until clear", pdbBlocks},
 		{"auto-update-on", "POOL", "somebody sets autoUpdateHypervisor of the pool to true, once", autoUpdateOn},
 		{"controller-restart", "", "the controller's pods are deleted: it loses its memory and its lease", controllerRestart},
@@ -149,6 +150,11 @@ func imageMissing(_ context.Context, t *Targets, args []string) error {
 
 func greptimeDown(_ context.Context, t *Targets, _ []string) error {
 	t.Greptime.SetDown(true)
+	return nil
+}
+
+func greptimePassword(_ context.Context, t *Targets, args []string) error {
+	t.Greptime.SetPassword(args[0])
 	return nil
 }
 

@@ -23,16 +23,18 @@ import (
 
 // Server is the running stand-in.
 type Server struct {
-	user, password string
-	mysql          net.Listener
-	http           *http.Server
+	user     string
+	password atomic.Pointer[string]
+	mysql    net.Listener
+	http     *http.Server
 	// down makes every connection fail at once, as a database that is gone.
 	down atomic.Bool
 }
 
 // Serve listens on both addresses. Logins must match user and password.
 func Serve(mysqlAddress, httpAddress, user, password string) (*Server, error) {
-	s := &Server{user: user, password: password}
+	s := &Server{user: user}
+	s.SetPassword(password)
 	var err error
 	if s.mysql, err = net.Listen("tcp", mysqlAddress); err != nil {
 		return nil, fmt.Errorf("greptime: %w", err)
@@ -60,6 +62,9 @@ func Serve(mysqlAddress, httpAddress, user, password string) (*Server, error) {
 
 // SetDown turns the stand-in off and on.
 func (s *Server) SetDown(down bool) { s.down.Store(down) }
+
+// SetPassword rotates the password: logins with the former one fail.
+func (s *Server) SetPassword(password string) { s.password.Store(&password) }
 
 // Close ends both servers.
 func (s *Server) Close() {
@@ -90,7 +95,7 @@ func (s *Server) accept() {
 				return
 			}
 			c := &session{conn: conn, in: bufio.NewReader(conn)}
-			_ = c.serve(s.user, s.password)
+			_ = c.serve(s.user, *s.password.Load())
 		}()
 	}
 }

@@ -108,6 +108,12 @@ func (a *App) plan(ctx context.Context, c *run.Connection, p planfile.Plan, exit
 		if _, err := run.Answer(ctx, c, o.Run, protocol.Abort, protocol.Answer{By: a.user(), Comment: "planning could not go on"}, answerLimit, false); err != nil {
 			return fmt.Errorf("end the planning run: %w", err)
 		}
+		// Closed only now does it leave its ID and the Lease to the next run.
+		limited, cancel := context.WithTimeout(ctx, answerLimit)
+		defer cancel()
+		if err := c.GetWorkflow(limited, o.Run.WorkflowID, o.Run.RunID).Get(limited, nil); err != nil {
+			a.say("the planning run %s is still ending: %v", o.Run.WorkflowID, err)
+		}
 		return exit{ExitParked}
 	}
 	if o.Receipt == nil {

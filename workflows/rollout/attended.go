@@ -7,6 +7,7 @@ import (
 
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -56,8 +57,7 @@ func (r *run) attended(ctx workflow.Context, s *stage.Scope, name, summary strin
 // holdAgain switches auto update off after a roll, however it ended.
 func (r *run) holdAgain(s *stage.Scope) func(ctx workflow.Context) error {
 	return func(ctx workflow.Context) error {
-		var held tensorfusion.HoldResult
-		return r.do(ctx, s, tensorfusion.HoldActivity, "switch auto update off again", holdLimit,
-			tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit}, &held)
+		_, err := release.Hold(ctx, s, "switch auto update off again", tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit})
+		return err
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
 )
@@ -70,7 +71,7 @@ func (h *hypervisors) roll(ctx workflow.Context) error {
 	if h.again { // the last batch was skipped
 		h.plan = h.plan.Leave(h.layout)
 	}
-	return nil
+	return h.proofs(ctx)
 }
 
 // layOut observes the pool and lays the strategy over it.
@@ -143,9 +144,9 @@ func (h *hypervisors) batch(ctx workflow.Context, s *stage.Scope, index int) (er
 
 // look asserts that auto update is still off and observes the pool.
 func (h *hypervisors) look(ctx workflow.Context, s *stage.Scope) (plan.Observation, error) {
-	var held tensorfusion.HoldResult
-	if err := h.do(ctx, s, tensorfusion.HoldActivity, "check that auto update is off", holdLimit,
-		tensorfusion.HoldRequest{Scope: h.in.Scope, Assert: true, Limit: holdLimit}, &held); err != nil {
+	held, err := release.Hold(ctx, s, "check that auto update is off",
+		tensorfusion.HoldRequest{Scope: h.in.Scope, Assert: true, Limit: holdLimit})
+	if err != nil {
 		return plan.Observation{}, err
 	}
 	seen, err := h.observe(ctx, s)

@@ -158,6 +158,7 @@ func TestSpontaneousReplacementIsProgress(t *testing.T) {
 	r := h.run(input(plan.Strategy{Batch: plan.Amount{Count: 3}}))
 	require.Equal(t, with(each(4, tensorfusion.OutcomeReplaced), "gpu-3", tensorfusion.OutcomeAlready), outcomes(r))
 	require.Zero(t, c.deleted["gpu-3"])
+	require.Equal(t, 1, c.validated["gpu-3"], "its agent has to prove it all the same")
 	require.Equal(t, 1, c.deleted["gpu-4"], "another pod that is not on target is the new target")
 }
 
@@ -300,7 +301,31 @@ func TestEverythingOnTargetIsNoChange(t *testing.T) {
 	r := newHarness(t, c).run(input(plan.Strategy{}))
 	require.Equal(t, protocol.OutcomeNoChange, r.Outcome)
 	require.Equal(t, each(3, tensorfusion.OutcomeAlready), outcomes(r))
-	require.Empty(t, c.replaced())
+	require.Empty(t, c.deleted)
+	require.Equal(t, map[string]int{"gpu-1": 1, "gpu-2": 1, "gpu-3": 1}, c.validated, "on target is not proven")
+}
+
+func TestHostsOnTargetWithoutAVerdictAreValidatedAndParkWhenItIsBad(t *testing.T) {
+	c := newCluster(t, 3)
+	c.renew("gpu-2")
+	c.verdict["gpu-2"] = gpu.Unfit
+	h := newHarness(t, c)
+	proof := "rollout.hypervisor.shared.proof"
+	h.at(time.Hour, func() { h.signal(protocol.Approve, approve()) })
+	h.at(2*time.Hour, func() {
+		w := h.waits(protocol.WaitParked, proof)
+		require.Contains(t, w.Findings[0].String(), "gpu-2")
+		c.do(func() { delete(c.verdict, "gpu-2") })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	r := h.run(input(plan.Strategy{}))
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, with(each(3, tensorfusion.OutcomeReplaced), "gpu-2", tensorfusion.OutcomeAlready), outcomes(r))
+	require.Zero(t, c.deleted["gpu-2"])
+	require.Equal(t, 2, c.validated["gpu-2"])
+	for _, row := range r.Hosts {
+		require.Equal(t, gpu.Pass, row.Verdict, row.Name)
+	}
 }
 
 func TestFleetContinuesAsNewBetweenBatchesAndKeepsItsRecord(t *testing.T) {

@@ -7,10 +7,7 @@ package rollout
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-
-	"go.temporal.io/sdk/temporal"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
@@ -218,16 +215,6 @@ func (in Input) Validate() []plan.Problem {
 		add("component", "is %q: want hypervisor, worker or client", in.Component)
 	}
 	return ps
-}
-
-// badInput closes the run at once with every problem and its JSON path.
-func badInput(ps []plan.Problem) error {
-	lines := make([]string, len(ps))
-	for i, p := range ps {
-		lines[i] = p.String()
-	}
-	return temporal.NewNonRetryableApplicationError(
-		fmt.Sprintf("the rollout's input has %d problems: %s", len(ps), strings.Join(lines, "; ")), protocol.BadInput, nil, ps)
 }
 
 // PlannerHosts are observed hosts as the planner sees them.

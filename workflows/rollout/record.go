@@ -107,7 +107,9 @@ func (h *hypervisors) fill(out *Result) {
 		}
 	}
 	for _, name := range h.layout.Done {
-		out.Hosts = append(out.Hosts, HostRow{Name: name, Outcome: tensorfusion.OutcomeAlready, NewUID: h.seen[name].UID})
+		out.Hosts = append(out.Hosts, HostRow{
+			Name: name, Outcome: tensorfusion.OutcomeAlready, NewUID: h.seen[name].UID, Verdict: h.rows[name].Verdict,
+		})
 	}
 	out.Drift = h.drift
 	if out.Outcome == protocol.OutcomeDone && len(h.layout.Batches) == 0 {

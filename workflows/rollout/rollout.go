@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
-	"github.com/refit-run/refit/activities/kube"
-	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/tensorfusion"
-	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
 )
@@ -63,7 +60,7 @@ type driver interface {
 // on its parent for both.
 func Rollout(ctx workflow.Context, in Input) (Result, error) {
 	if problems := in.Validate(); len(problems) > 0 {
-		return Result{}, badInput(problems)
+		return Result{}, release.BadInput("rollout's input", problems)
 	}
 	in = in.withDefaults()
 	options := stage.Options{
@@ -85,7 +82,7 @@ func Rollout(ctx workflow.Context, in Input) (Result, error) {
 	}
 	ctx = s.Context()
 	if in.Parent == nil { // a child reports upwards, and its parent is what people search for
-		s.UseSearchAttributes(searchAttributes(ctx))
+		s.UseSearchAttributes(release.SearchAttributes(ctx))
 	}
 	err = r.execute(ctx, d)
 	if errors.Is(err, stage.ErrContinueAsNew) {
@@ -95,7 +92,7 @@ func Rollout(ctx workflow.Context, in Input) (Result, error) {
 		}
 	}
 	if r.in.Parent == nil && r.holder != "" {
-		s.Cleanup("unlock", "give the release's Lease back", r.unlock)
+		release.GiveBack(s, release.Lock{Scope: r.in.Scope, Holder: r.holder})
 	}
 	if r.locked != nil {
 		return Result{}, r.locked
@@ -161,78 +158,23 @@ func (r *run) name(part string) string {
 	return "rollout." + r.in.Component + "." + r.in.Entry + "." + part
 }
 
-// searchAttributes asks once whether upserting them is safe.
-func searchAttributes(ctx workflow.Context) bool {
-	ctx = workflow.WithLocalActivityOptions(ctx, workflow.LocalActivityOptions{
-		StartToCloseTimeout: 5 * time.Second,
-		RetryPolicy:         &temporal.RetryPolicy{MaximumAttempts: 2},
-	})
-	var r visibility.Result
-	err := workflow.ExecuteLocalActivity(ctx, visibility.InstalledActivity, visibility.Request{Names: []string{
-		protocol.AttrCluster, protocol.AttrKind, protocol.AttrPhase, protocol.AttrWaitingFor,
-	}}).Get(ctx, &r)
-	return err == nil && r.Installed
-}
-
-// do runs one activity of the cluster and waits for it, and for its queue to
-// have a worker; limit is the activity's own deadline.
+// do runs one activity of the cluster; limit is the activity's own deadline.
 func (r *run) do(ctx workflow.Context, s *stage.Scope, name, summary string, limit time.Duration, req, out any) error {
-	return s.Activity(r.cluster(ctx, summary, limit), protocol.ClusterQueue(r.in.Scope.Target.Cluster), out, name, req)
+	return release.Do(ctx, s, r.in.Scope.Target.Cluster, name, summary, limit, req, out)
 }
 
-// cluster is the context of an activity of the cluster.
-func (r *run) cluster(ctx workflow.Context, summary string, limit time.Duration) workflow.Context {
-	return workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		TaskQueue:           protocol.ClusterQueue(r.in.Scope.Target.Cluster),
-		StartToCloseTimeout: limit + 30*time.Second,
-		HeartbeatTimeout:    heartbeat,
-		WaitForCancellation: true,
-		Summary:             summary,
-		RetryPolicy:         retries(),
-	})
-}
-
-// lock records the cluster's identity and takes the Lease. A Lease in another
-// run's hand closes the run as Locked: waiting behind it would be a surprise.
 func (r *run) lock(ctx workflow.Context, s *stage.Scope) error {
-	var id kube.IdentifyResult
-	name := r.in.Scope.Target.Cluster
-	if err := r.do(ctx, s, kube.IdentifyActivity, "identify cluster "+name, time.Minute,
-		kube.IdentifyRequest{Cluster: name}, &id); err != nil {
-		return err
-	}
-	r.in.Scope.Target.UID = id.UID
-	release := r.in.Scope.Release
-	var got lease.AcquireResult
-	err := r.do(ctx, s, lease.AcquireActivity, "take the Lease of "+release.Name, time.Minute,
-		lease.AcquireRequest{Target: r.in.Scope.Target, Namespace: release.Namespace, Release: release.Name}, &got)
-	var app *temporal.ApplicationError
-	if errors.As(err, &app) && app.Type() == protocol.Locked {
-		r.locked = temporal.NewNonRetryableApplicationError(app.Message(), protocol.Locked, nil)
-		return nil
-	}
+	l, err := release.Take(ctx, s, r.in.Scope)
 	if err != nil {
 		return err
 	}
-	r.holder = got.Holder
-	s.Note("cluster %s (uid %s), Lease refit-%s taken", name, id.UID, release.Name)
-	if got.TookOverFrom != "" {
-		r.Warn("Took the Lease over from " + got.TookOverFrom + ", which is closed.")
-	}
+	r.in.Scope, r.holder, r.locked = l.Scope, l.Holder, l.Refused
 	return nil
 }
 
-func (r *run) unlock(ctx workflow.Context) error {
-	release := r.in.Scope.Release
-	ctx = workflow.WithScheduleToStartTimeout(r.cluster(ctx, "give the Lease of "+release.Name+" back", time.Minute), agentMissing)
-	return workflow.ExecuteActivity(ctx, lease.ReleaseActivity,
-		lease.ReleaseRequest{Target: r.in.Scope.Target, Namespace: release.Namespace, Release: release.Name, Holder: r.holder}).Get(ctx, nil)
-}
-
 func (r *run) hold(ctx workflow.Context, s *stage.Scope) error {
-	var out tensorfusion.HoldResult
-	if err := r.do(ctx, s, tensorfusion.HoldActivity, "hold auto update", holdLimit,
-		tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit}, &out); err != nil {
+	out, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit})
+	if err != nil {
 		return err
 	}
 	s.Note("auto update off in %d pools", len(out.Before))

@@ -13,6 +13,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 )
 
 // ShardSize is the most hosts of one shard: about 1,300 events of history,
@@ -20,8 +21,6 @@ import (
 const ShardSize = 200
 
 const (
-	// heartbeat is how soon the death of the worker is noticed.
-	heartbeat = 5 * time.Second
 	// agentMissing is how long an agent's queue may stay without a poller
 	// (design, contract 6).
 	agentMissing = 2 * time.Minute
@@ -31,9 +30,6 @@ const (
 	// replaceSlack is what listing and watching take beside the hosts' own
 	// deadline.
 	replaceSlack = 2 * time.Minute
-	// attempts bounds retries of a transient error: with the intervals below
-	// about ten minutes, so that an API server's restart is waited for.
-	attempts = 45
 )
 
 // ShardInput asks for the replacement of a wave's hosts, or of a part of it.
@@ -149,10 +145,10 @@ func (s *shard) replace(ctx workflow.Context) error {
 	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
 		TaskQueue:           protocol.ClusterQueue(s.in.Scope.Target.Cluster),
 		StartToCloseTimeout: s.in.Limit + replaceSlack,
-		HeartbeatTimeout:    heartbeat,
+		HeartbeatTimeout:    release.Heartbeat,
 		WaitForCancellation: true,
 		Summary:             fmt.Sprintf("replace the hypervisors of %s", naming(req.Hosts)),
-		RetryPolicy:         retries(),
+		RetryPolicy:         release.Retries(),
 	})
 	var out tensorfusion.ReplaceResult
 	if err := workflow.ExecuteActivity(ctx, tensorfusion.ReplaceActivity, req).Get(ctx, &out); err != nil {
@@ -312,12 +308,6 @@ func validationLimit(l gpu.Level) time.Duration {
 		return 10 * time.Minute
 	}
 	return 2 * time.Minute
-}
-
-func retries() *temporal.RetryPolicy {
-	return &temporal.RetryPolicy{
-		InitialInterval: time.Second, BackoffCoefficient: 1.6, MaximumInterval: 15 * time.Second, MaximumAttempts: attempts,
-	}
 }
 
 // naming is a short list of hosts for summaries.

@@ -64,8 +64,23 @@ func (r *Run) Execute(ctx workflow.Context, stages ...Stage) error {
 	return nil
 }
 
+// Announce names the stages that are going to be executed as far as they are
+// known, in order; it replaces what was announced before. They stand as
+// pending below the stages given to Execute, which takes them over by name,
+// and vanish when the run ends without them.
+func (r *Run) Announce(stages ...Stage) {
+	r.coming = nil
+	for _, st := range stages {
+		if !slices.ContainsFunc(r.rows, func(row protocol.Stage) bool { return row.Name == st.Name }) {
+			r.coming = append(r.coming, protocol.Stage{Name: st.Name, Purpose: st.Purpose, State: protocol.Pending})
+		}
+	}
+	r.changed()
+}
+
 // admit gives a stage its row; rows of the run before are taken over by name.
 func (r *Run) admit(st Stage) (int, error) {
+	r.coming = slices.DeleteFunc(r.coming, func(row protocol.Stage) bool { return row.Name == st.Name })
 	at := slices.IndexFunc(r.rows, func(row protocol.Stage) bool { return row.Name == st.Name })
 	switch {
 	case at < 0:
@@ -192,13 +207,13 @@ func (r *Run) unwind(ctx workflow.Context, row int) error {
 	if r.stopping == protocol.Rollback && !r.rolling {
 		return r.rollback(ctx)
 	}
-	r.stopping, r.aborted = "", true
+	r.stopping, r.aborted, r.coming = "", true, nil
 	r.changed()
 	return ErrAborted
 }
 
 func (r *Run) rollback(ctx workflow.Context) error {
-	r.stopping, r.rolling = "", true
+	r.stopping, r.rolling, r.coming = "", true, nil
 	undo := Stage{
 		Name: protocol.Rollback, Purpose: "undo what this run has changed",
 		Do: func(ctx workflow.Context, _ *Scope) error { return r.o.Rollback(ctx) },
@@ -224,7 +239,7 @@ func (r *Run) Cleanup(name, purpose string, do func(ctx workflow.Context) error)
 		return
 	}
 	now := workflow.Now(r.ctx)
-	r.current = row
+	r.current, r.coming = row, nil
 	r.rows[row].State, r.rows[row].Started, r.rows[row].Attempts = protocol.Running, &now, 1
 	r.changed()
 	if err := do(r.ctx); err != nil {

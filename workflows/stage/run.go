@@ -58,8 +58,9 @@ type Run struct {
 	o       Options
 	info    *workflow.Info
 	rows    []protocol.Stage
-	current int      // index in rows, -1 before the first stage
-	resumed []string // rows of the run before that no Execute has named yet
+	current int              // index in rows, -1 before the first stage
+	resumed []string         // rows of the run before that no Execute has named yet
+	coming  []protocol.Stage // announced, not given to Execute yet
 
 	waits    []*wait
 	sections []string
@@ -199,6 +200,7 @@ func (r *Run) Close(outcome protocol.Outcome) protocol.Receipt {
 	default:
 		r.final = protocol.PhaseDone
 	}
+	r.coming = nil // a run without a Cleanup ends here
 	r.changed()
 	r.settle()
 	return r.Receipt(outcome)

@@ -130,7 +130,7 @@ func (r *Run) table() []protocol.Stage {
 			}
 		}
 	}
-	return out
+	return append(out, r.coming...)
 }
 
 func (r *Run) totals() protocol.Progress {

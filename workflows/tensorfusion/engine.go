@@ -4,34 +4,22 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
-	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/tensorfusion"
-	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/rollout"
-	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
 	"github.com/refit-run/refit/workflows/window"
 )
-
-// heartbeat is how soon a dead worker is noticed (design, contract 6).
-const heartbeat = 5 * time.Second
-
-// attempts bounds the retries of one activity: with the intervals below they
-// span about ten minutes, so an API server that restarts is waited for and one
-// that stays away parks the run.
-const attempts = 45
 
 // settings are what an upgrade and a rollback have in common.
 type settings struct {
@@ -74,13 +62,15 @@ type engine struct {
 	snapshot tensorfusion.Snapshot
 	goal     tensorfusion.Goal
 	touched  []string // nodes whose hypervisor a batch replaced
-	workers  bool     // workers were rolled
+	left     []string // what rollouts left half done
+	workers  bool     // workers are replaced by this run, or by the controller as forecast
 	rows     []rollout.HostRow
 	rolled   []string // GPUPools that a rollout went through
 	canary   map[string]string
 	after    tensorfusion.Versions
 	restored bool
 	child    *protocol.Receipt
+	coming   func() // announces the stages that are known by now
 }
 
 // open starts the sequencer of the run.
@@ -102,37 +92,38 @@ func open(ctx workflow.Context, s settings) (*engine, error) {
 	}
 	e.run = run
 	if s.parent == nil { // a child reports upwards, and its parent is what people search for
-		run.UseSearchAttributes(searchAttributes(run.Context()))
+		run.UseSearchAttributes(release.SearchAttributes(run.Context()))
 	}
 	return e, nil
 }
 
-// searchAttributes asks once whether upserting them is safe.
-func searchAttributes(ctx workflow.Context) bool {
-	ctx = workflow.WithLocalActivityOptions(ctx, workflow.LocalActivityOptions{
-		StartToCloseTimeout: 5 * time.Second,
-		RetryPolicy:         &temporal.RetryPolicy{MaximumAttempts: 2},
-	})
-	var r visibility.Result
-	err := workflow.ExecuteLocalActivity(ctx, visibility.InstalledActivity, visibility.Request{Names: []string{
-		protocol.AttrCluster, protocol.AttrKind, protocol.AttrPhase, protocol.AttrWaitingFor,
-	}}).Get(ctx, &r)
-	return err == nil && r.Installed
+// do runs one activity of the cluster; limit is the activity's own deadline.
+func (e *engine) do(ctx workflow.Context, s *stage.Scope, name, summary string, limit time.Duration, req, out any) error {
+	return release.Do(ctx, s, e.cluster, name, summary, limit, req, out)
 }
 
-// do runs one activity of the cluster: limit is the activity's own deadline.
-func (e *engine) do(ctx workflow.Context, s *stage.Scope, name, summary string, limit time.Duration, req, out any) error {
-	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		StartToCloseTimeout: limit + 30*time.Second,
-		HeartbeatTimeout:    heartbeat,
-		WaitForCancellation: true,
-		Summary:             summary,
-		RetryPolicy: &temporal.RetryPolicy{
-			InitialInterval: time.Second, BackoffCoefficient: 1.6, MaximumInterval: 15 * time.Second,
-			MaximumAttempts: attempts,
-		},
-	})
-	return s.Activity(ctx, protocol.ClusterQueue(e.cluster), out, name, req)
+// lock takes the Lease; the rollback that answers an upgrade relies on its
+// parent's.
+func (e *engine) lock(ctx workflow.Context, s *stage.Scope) error {
+	if e.holderOf != "" {
+		var err error
+		e.holder = e.holderOf
+		e.scope, err = release.Identify(ctx, s, e.scope)
+		return err
+	}
+	l, err := release.Take(ctx, s, e.scope)
+	if err != nil {
+		return err
+	}
+	e.scope, e.holder, e.locked = l.Scope, l.Holder, l.Refused
+	return nil
+}
+
+// unlock gives the Lease back, unless it is the parent's.
+func (e *engine) unlock() {
+	if e.holder != "" && e.holderOf == "" {
+		release.GiveBack(e.run, release.Lock{Scope: e.scope, Holder: e.holder})
+	}
 }
 
 // blocked parks on every check that is not met and not acknowledged.
@@ -158,65 +149,6 @@ func rowsOf(fs []finding.Finding) string {
 		rows = append(rows, f.Row+" "+f.Object)
 	}
 	return strings.Join(slices.Compact(rows), ", ")
-}
-
-// lock records the cluster's identity and takes the Lease. A Lease in another
-// run's hand closes the run as Locked: waiting behind it would be a surprise.
-func (e *engine) lock(ctx workflow.Context, s *stage.Scope) error {
-	var id kube.IdentifyResult
-	if err := e.do(ctx, s, kube.IdentifyActivity, "identify cluster "+e.cluster, time.Minute,
-		kube.IdentifyRequest{Cluster: e.cluster}, &id); err != nil {
-		return err
-	}
-	e.scope.Target.UID = id.UID
-	if e.holderOf != "" {
-		e.holder = e.holderOf
-		s.Note("cluster %s (Kubernetes %s); the upgrade's Lease is kept", e.cluster, id.Version)
-		return nil
-	}
-	var got lease.AcquireResult
-	err := e.do(ctx, s, lease.AcquireActivity, "take the Lease of "+e.release.Name, time.Minute,
-		lease.AcquireRequest{Target: e.scope.Target, Namespace: e.release.Namespace, Release: e.release.Name}, &got)
-	var app *temporal.ApplicationError
-	if errors.As(err, &app) && app.Type() == protocol.Locked {
-		e.locked = temporal.NewNonRetryableApplicationError(app.Message(), protocol.Locked, nil)
-		s.Note("%s", app.Message())
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	e.holder = got.Holder
-	s.Note("cluster %s (Kubernetes %s, uid %s), Lease refit-%s taken", e.cluster, id.Version, id.UID, e.release.Name)
-	if got.TookOverFrom != "" {
-		s.Note("Lease taken over from the closed run %s", got.TookOverFrom)
-		e.run.Warn("Took the Lease over from " + got.TookOverFrom + ", which is closed: what it left is found and finished by the stages below.")
-	}
-	return nil
-}
-
-// unlock gives the Lease back. A failure is listed among what is left behind:
-// the next run takes a closed run's Lease over.
-func (e *engine) unlock() {
-	if e.holder == "" || e.holderOf != "" {
-		return
-	}
-	e.run.Cleanup("unlock", "give the Lease of the release back", func(ctx workflow.Context) error {
-		return e.last(ctx, lease.ReleaseActivity, "give the Lease of "+e.release.Name+" back", lease.ReleaseRequest{
-			Target: e.scope.Target, Namespace: e.release.Namespace, Release: e.release.Name, Holder: e.holder,
-		}, nil)
-	})
-}
-
-// last runs an activity of the run's end: nobody may be there to answer, so it
-// does not wait for a worker for ever.
-func (e *engine) last(ctx workflow.Context, name, summary string, req, out any) error {
-	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		TaskQueue: protocol.ClusterQueue(e.cluster), StartToCloseTimeout: time.Minute,
-		ScheduleToStartTimeout: 10 * time.Minute, HeartbeatTimeout: heartbeat, Summary: summary,
-		RetryPolicy: &temporal.RetryPolicy{InitialInterval: time.Second, MaximumInterval: 15 * time.Second, MaximumAttempts: attempts},
-	})
-	return workflow.ExecuteActivity(ctx, name, req).Get(ctx, out)
 }
 
 // drift parks when something changed that no batch planned (P12, P14), and
@@ -248,14 +180,4 @@ func digestOf(v any) (string, error) {
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:]), nil
-}
-
-// badInput closes the run at once, with every problem and its JSON path.
-func badInput(ps []plan.Problem) error {
-	lines := make([]string, len(ps))
-	for i, p := range ps {
-		lines[i] = p.Path + " " + p.Message
-	}
-	return temporal.NewNonRetryableApplicationError(
-		fmt.Sprintf("the plan has %d problems: %s", len(ps), strings.Join(lines, "; ")), protocol.BadInput, nil, ps)
 }

@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -28,8 +30,15 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 	if e.plan.Digest != "" {
 		r.Plan = &e.plan
 	}
-	if r.Outcome == protocol.OutcomeAborted || r.Outcome == protocol.OutcomeRolledBack {
+	if r.Outcome == protocol.OutcomeAborted {
 		r.LeftBehind = append(r.LeftBehind, e.leftBehind()...)
+	}
+	if e.child != nil { // a rollback that ended well has undone the rest
+		for _, l := range e.child.LeftBehind {
+			if !slices.Contains(r.LeftBehind, l) {
+				r.LeftBehind = append(r.LeftBehind, l)
+			}
+		}
 	}
 	if r.Outcome == protocol.OutcomeDone && e.kind == protocol.TensorFusionRollback {
 		r.LeftBehind = append(r.LeftBehind, notUndone...)
@@ -39,7 +48,7 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 
 // leftBehind lists what a run that did not reach its end leaves in the cluster.
 func (e *engine) leftBehind() []string {
-	var left []string
+	left := slices.Clone(e.left)
 	if e.held && !e.restored {
 		for _, p := range e.before {
 			left = append(left, fmt.Sprintf("pool %s: auto update stays off (it was hypervisor=%t, worker=%t, client=%t)",
@@ -49,19 +58,25 @@ func (e *engine) leftBehind() []string {
 	if e.upgraded.Revision != 0 {
 		left = append(left, fmt.Sprintf("release %s stands at revision %d (%s)", e.release.Name, e.upgraded.Revision, e.upgraded.Chart))
 	}
-	if n := len(e.touched); n > 0 {
-		left = append(left, fmt.Sprintf("%d nodes run the new hypervisor", n))
+	if n := e.proven(); n > 0 {
+		left = append(left, fmt.Sprintf("%d nodes run the hypervisor of the plan", n))
 	}
 	return left
 }
 
-// storeReceipt writes the receipt as artifact and ConfigMap (contract 16).
-func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
-	return e.writeReceipt(ctx, s, protocol.OutcomeDone)
+// proven counts the hosts that a rollout found or brought on target.
+func (e *engine) proven() (n int) {
+	for _, h := range e.rows {
+		if h.Outcome == tensorfusion.OutcomeReplaced || h.Outcome == tensorfusion.OutcomeAlready {
+			n++
+		}
+	}
+	return n
 }
 
-func (e *engine) writeReceipt(ctx workflow.Context, s *stage.Scope, outcome protocol.Outcome) error {
-	req, err := e.receiptRequest(ctx, outcome)
+// storeReceipt writes the receipt as artifact and ConfigMap (contract 16).
+func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
+	req, err := e.receiptRequest(ctx, protocol.OutcomeDone)
 	if err != nil {
 		return err
 	}
@@ -115,7 +130,7 @@ func (e *engine) finish(err error) (protocol.Receipt, error) {
 				return err
 			}
 			var r tensorfusion.ReceiptResult
-			if err := e.last(ctx, tensorfusion.ReceiptActivity, "store the receipt", req, &r); err != nil {
+			if err := release.Last(ctx, e.cluster, tensorfusion.ReceiptActivity, "store the receipt", req, &r); err != nil {
 				return err
 			}
 			e.run.Artifact(r.Artifact)

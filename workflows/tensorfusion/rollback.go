@@ -2,6 +2,7 @@ package tensorfusion
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -19,7 +21,7 @@ import (
 // (facts, sections 7 and 14).
 func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) {
 	if ps := in.Validate(); len(ps) > 0 {
-		return protocol.Receipt{}, badInput(ps)
+		return protocol.Receipt{}, release.BadInput("plan", ps)
 	}
 	s := settings{
 		kind: protocol.TensorFusionRollback, cluster: in.Cluster, release: in.Release,
@@ -37,24 +39,35 @@ func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) 
 		return protocol.Receipt{}, err
 	}
 	ctx = e.run.Context()
-	planning := e.planning()
+	planning := e.beforeReturning()
+	e.announce(planning, e.returning)
 	err = e.run.Execute(ctx, planning[0])
 	if err == nil && e.locked == nil {
-		stages := append([]stage.Stage{
-			{Name: "revision", Purpose: "read the stored revision and see which credentials today's replace", Do: e.inspect},
-			// Held before the checks: a broken node must not roll on meanwhile.
-			{Name: "hold", Purpose: "switch auto update off, so that nothing rolls by itself",
-				Mutates: true, Estimate: e.limits.Hold.D(), Do: e.holdFirst},
-		}, planning[1:]...)
-		if in.PlanOnly {
-			stages = append(stages[:1], planning[1:]...)
-		}
-		err = e.run.Execute(ctx, stages...)
+		err = e.run.Execute(ctx, planning[1:]...)
 	}
-	if err == nil && e.locked == nil && !e.planOnly && !e.pre.NoChange {
-		err = e.run.Execute(ctx, e.returning()...)
+	if err == nil && e.locked == nil && !e.planOnly {
+		returning := e.returning()
+		if e.pre.NoChange { // but this run has held, so the policy comes back
+			returning = slices.DeleteFunc(returning, func(s stage.Stage) bool { return s.Name != policyStage })
+		}
+		err = e.run.Execute(ctx, returning...)
 	}
 	return e.finish(err)
+}
+
+// beforeReturning are the stages up to the plan. It is held before the checks:
+// a broken node must not roll on meanwhile.
+func (e *engine) beforeReturning() []stage.Stage {
+	planning := e.planning()
+	stages := []stage.Stage{
+		planning[0],
+		{Name: "revision", Purpose: "read the stored revision and see which credentials today's replace", Do: e.inspect},
+	}
+	if !e.planOnly {
+		stages = append(stages, stage.Stage{Name: "hold", Purpose: "switch auto update off, so that nothing rolls by itself",
+			Mutates: true, Estimate: e.limits.Hold.D(), Do: e.holdFirst})
+	}
+	return append(stages, planning[1:]...)
 }
 
 // inspect resolves revision 0 and names the secret values that are substituted.
@@ -74,10 +87,8 @@ func (e *engine) inspect(ctx workflow.Context, s *stage.Scope) error {
 
 // holdFirst holds before there is a snapshot to compare with.
 func (e *engine) holdFirst(ctx workflow.Context, s *stage.Scope) error {
-	var r tensorfusion.HoldResult
-	if err := e.do(ctx, s, tensorfusion.HoldActivity, "hold auto update", e.limits.Hold.D(), tensorfusion.HoldRequest{
-		Scope: e.scope, Limit: e.limits.Hold.D(),
-	}, &r); err != nil {
+	r, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{Scope: e.scope, Limit: e.limits.Hold.D()})
+	if err != nil {
 		return err
 	}
 	if !e.held {

@@ -66,6 +66,10 @@ func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.Planne
 	if err != nil {
 		return nil, err
 	}
+	goal := e.goal
+	if e.templatesChange() { // no pod that is there now is of the new template
+		goal.Since = workflow.Now(ctx)
+	}
 	var out []protocol.PlannedBatch
 	for _, t := range ts {
 		if t.Component != Hypervisor {
@@ -74,7 +78,7 @@ func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.Planne
 		}
 		var seen tensorfusion.PoolObservation
 		if err := e.do(ctx, s, tensorfusion.ObservePoolActivity, "hosts of pool "+t.pool.Name, 2*time.Minute, tensorfusion.ObservePoolRequest{
-			Scope: e.scope, Pool: t.pool.Name, Goal: e.goal, LabelKeys: t.Strategy.Labels(),
+			Scope: e.scope, Pool: t.pool.Name, Goal: goal, LabelKeys: t.Strategy.Labels(),
 		}, &seen); err != nil {
 			return nil, err
 		}
@@ -91,6 +95,24 @@ func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.Planne
 		}
 	}
 	return out, nil
+}
+
+// templatesChange: the release changes what hypervisor pods are made of, beyond
+// what a Goal names.
+func (e *engine) templatesChange() bool {
+	return slices.ContainsFunc(e.diff.Changes, func(c tensorfusion.ObjectChange) bool {
+		return strings.HasPrefix(c.Object, "TensorFusionCluster/") || strings.HasPrefix(c.Object, "ProviderConfig/")
+	})
+}
+
+// settled: every pod was of its pool's template before the change, and the
+// controller that now leads makes them in the same way.
+func settled(before, now []tensorfusion.Pool) bool {
+	return len(before) > 0 && !slices.ContainsFunc(before, func(p tensorfusion.Pool) bool {
+		return p.Template == "" || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
+			return n.Name == p.Name && n.Template == p.Template
+		})
+	})
 }
 
 // rolloutStages is one stage per rollout and pool; the child adds its batches.
@@ -140,12 +162,15 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 			Windows: e.windows, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
 		})
 	}, &result)
-	if err != nil {
-		return err
+	if result.Outcome != "" { // an aborted rollout has hosts behind it too
+		e.take(t, result)
 	}
-	e.take(t, result)
+	e.left = append(e.left, result.LeftBehind...)
 	for _, w := range result.Warnings {
 		e.run.Warn(w)
+	}
+	if err != nil {
+		return err
 	}
 	s.Note("%s", summary(t, result))
 	return e.drift(ctx, s, t.name())
@@ -159,15 +184,27 @@ func (e *engine) take(t target, r rollout.Result) {
 	if t.Component != Hypervisor {
 		return
 	}
-	e.rows = append(e.rows, r.Hosts...)
 	for _, h := range r.Hosts {
-		e.touched = append(e.touched, h.Name)
+		e.record(h)
 		if proven := h.Outcome == tensorfusion.OutcomeReplaced || h.Outcome == tensorfusion.OutcomeAlready; proven && e.canary[t.pool.Name] == "" {
 			e.canary[t.pool.Name] = h.Name
 		}
 	}
 	if !slices.Contains(e.rolled, t.pool.Name) {
 		e.rolled = append(e.rolled, t.pool.Name)
+	}
+}
+
+// record keeps one row per host. A rollout that ran again finds on target what
+// its first run replaced.
+func (e *engine) record(h rollout.HostRow) {
+	i := slices.IndexFunc(e.rows, func(r rollout.HostRow) bool { return r.Name == h.Name })
+	switch {
+	case i < 0:
+		e.rows = append(e.rows, h)
+		e.touched = append(e.touched, h.Name)
+	case h.Outcome != tensorfusion.OutcomeAlready:
+		e.rows[i] = h
 	}
 }
 
@@ -201,6 +238,11 @@ func forecast(fs []finding.Finding) string {
 		parts[i] = f.Object + " (" + f.Found + ")"
 	}
 	return strings.Join(parts, ", ")
+}
+
+// forecastsWorkers: the controller is going to replace workers by itself.
+func forecastsWorkers(fs []finding.Finding) bool {
+	return slices.ContainsFunc(fs, func(f finding.Finding) bool { return strings.HasPrefix(f.Object, "TensorFusionWorkload/") })
 }
 
 // tagOf shows an image by its tag or digest.

@@ -2,6 +2,7 @@ package tensorfusion
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -9,6 +10,7 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -38,6 +40,7 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 	if e.before == nil {
 		e.before = e.pre.Policy
 	}
+	e.coming()
 	nodes := 0
 	for _, p := range e.pre.Pools {
 		nodes += p.Nodes
@@ -147,6 +150,9 @@ func versions(v tensorfusion.Versions) map[string]string {
 	return map[string]string{"chart": v.Chart, "controller": v.Controller, "hypervisor": v.Hypervisor}
 }
 
+// policyStage also ends a rollback that finds nothing to change.
+const policyStage = "policy"
+
 // changing are the stages that change the cluster, in the guide's order.
 func (e *engine) changing() []stage.Stage {
 	stages := []stage.Stage{
@@ -172,7 +178,7 @@ func (e *engine) changing() []stage.Stage {
 	stages = append(stages, helm)
 	stages = append(stages, e.rolloutStages()...)
 	return append(stages,
-		stage.Stage{Name: "policy", Purpose: "set the auto-update policy as the plan says, now that every pod is proven",
+		stage.Stage{Name: policyStage, Purpose: "set the auto-update policy as the plan says, now that every pod is proven",
 			Mutates: true, Estimate: time.Minute, Do: e.setPolicy},
 		stage.Stage{Name: "verify", Purpose: "prove phases, hypervisors, inventory and a real CUDA call per pool",
 			Mutates: true, Estimate: e.limits.Verify.D(), Do: e.verify},
@@ -181,10 +187,10 @@ func (e *engine) changing() []stage.Stage {
 }
 
 func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
-	var r tensorfusion.HoldResult
-	if err := e.do(ctx, s, tensorfusion.HoldActivity, "hold auto update", e.limits.Hold.D(), tensorfusion.HoldRequest{
+	r, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{
 		Scope: e.scope, Limit: e.limits.Hold.D(), Nudge: e.pre.NeedsNudge,
-	}, &r); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	if !e.held && len(r.Before) > 0 {
@@ -201,10 +207,10 @@ func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
 // assertHold proves before a dangerous step that nobody switched auto update
 // on again.
 func (e *engine) assertHold(ctx workflow.Context, s *stage.Scope, before string) error {
-	var r tensorfusion.HoldResult
-	if err := e.do(ctx, s, tensorfusion.HoldActivity, "check the hold before "+before, e.limits.Hold.D(), tensorfusion.HoldRequest{
+	r, err := release.Hold(ctx, s, "check the hold before "+before, tensorfusion.HoldRequest{
 		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true,
-	}, &r); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	if len(r.Broken) == 0 {
@@ -233,9 +239,13 @@ func (e *engine) backup(ctx workflow.Context, s *stage.Scope) error {
 }
 
 // key is the run's artifact prefix and part of object names: DNS-safe, unique
-// per run.
+// per run, and the same again after a reset of the workflow.
 func (e *engine) key(ctx workflow.Context) string {
-	return workflow.GetInfo(ctx).OriginalRunID
+	info := workflow.GetInfo(ctx)
+	if info.OriginalRunID == "" { // in the SDK's test suite
+		return info.WorkflowExecution.RunID
+	}
+	return info.OriginalRunID
 }
 
 func (e *engine) crds(ctx workflow.Context, s *stage.Scope) error {
@@ -256,6 +266,9 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.assertHold(ctx, s, "the Helm step"); err != nil {
 		return err
 	}
+	if forecastsWorkers(e.diff.Forecast) { // and the gate was approved
+		e.workers = true
+	}
 	if e.goal.Since.IsZero() {
 		e.goal.Since = workflow.Now(ctx)
 	}
@@ -264,14 +277,26 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	}, &e.upgraded); err != nil {
 		return err
 	}
+	// What a run before this one has rolled to the same revision is not rolled
+	// again.
+	if e.upgraded.Already && e.upgraded.Deployed.Before(e.goal.Since) {
+		e.goal.Since = e.upgraded.Deployed
+	}
 	var c tensorfusion.ControllerResult
 	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
 		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, Limit: e.limits.Controller.D(),
 	}, &c); err != nil {
 		return err
 	}
-	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks); err != nil {
+	// What changed unplanned is drift's to tell: it takes a new reference, so
+	// that a retry can go on.
+	sound := slices.DeleteFunc(c.Checks, func(c tensorfusion.Check) bool { return c.Row == "P12" })
+	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", sound); err != nil {
 		return err
+	}
+	// A pod of a template that did not change is proven whatever its age.
+	if !e.templatesChange() && settled(e.pre.Pools, c.Pools) {
+		e.goal.Since = time.Time{}
 	}
 	s.Note("revision %d (%s), controller %s with %d replicas, leader %s", e.upgraded.Revision, e.upgraded.Chart, tagOf(c.Image), c.Replicas, c.Leader)
 	if err := e.assertHold(ctx, s, "the rollouts"); err != nil {

@@ -1,11 +1,14 @@
 package tensorfusion
 
 import (
+	"slices"
+
 	enums "go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -14,7 +17,7 @@ import (
 // Components'; facts of the T and P rows).
 func Upgrade(ctx workflow.Context, in UpgradeInput) (protocol.Receipt, error) {
 	if ps := in.Validate(); len(ps) > 0 {
-		return protocol.Receipt{}, badInput(ps)
+		return protocol.Receipt{}, release.BadInput("plan", ps)
 	}
 	isolation := in.IsolationPolicy
 	if isolation == "" {
@@ -41,6 +44,7 @@ func Upgrade(ctx workflow.Context, in UpgradeInput) (protocol.Receipt, error) {
 func (e *engine) walk() (protocol.Receipt, error) {
 	ctx := e.run.Context()
 	planning := e.planning()
+	e.announce(planning, e.changing)
 	err := e.run.Execute(ctx, planning[0])
 	if err == nil && e.locked == nil {
 		err = e.run.Execute(ctx, planning[1:]...)
@@ -51,10 +55,27 @@ func (e *engine) walk() (protocol.Receipt, error) {
 	return e.finish(err)
 }
 
+// announce shows what comes: the rollouts of a plan that names no pools are
+// known once the preflight has seen them.
+func (e *engine) announce(planning []stage.Stage, changing func() []stage.Stage) {
+	e.coming = func() {
+		if e.planOnly {
+			e.run.Announce(planning...)
+			return
+		}
+		e.run.Announce(slices.Concat(planning, changing())...)
+	}
+	e.coming()
+}
+
 // answerRollback runs TensorFusionRollback as a child, under this run's Lease
 // and to the revision found before the Helm step.
 func (e *engine) answerRollback(ctx workflow.Context, in UpgradeInput) error {
 	s := stage.ScopeOf(ctx)
+	if e.pre.Source.Revision == 0 { // the preflight comes before every change
+		s.Note("nothing had been changed yet")
+		return nil
+	}
 	const prefix = "rollback"
 	var receipt protocol.Receipt
 	err := s.Child(ctx, prefix, func(ctx workflow.Context, parent protocol.Parent) workflow.ChildWorkflowFuture {
@@ -84,7 +105,16 @@ func (e *engine) answerRollback(ctx workflow.Context, in UpgradeInput) error {
 	}
 	e.child = &receipt
 	if receipt.Outcome == protocol.OutcomeAborted {
-		return stage.ErrAborted
+		if e.run.Stopping() {
+			return stage.ErrAborted
+		}
+		return stage.Parking("the rollback was aborted before its end", "The release may stand between two versions.",
+			"retry begins the rollback again: it goes on from what it finds. abort leaves everything as it is and lists it.",
+			[]string{protocol.Retry, protocol.Abort})
+	}
+	if receipt.Outcome == protocol.OutcomeNoChange {
+		s.Note("the release had not been changed; auto update is as the plan says")
+		return nil
 	}
 	s.Note("rolled back to controller %s, hypervisor %s", tagOf(receipt.After["controller"]), tagOf(receipt.After["hypervisor"]))
 	return nil
