@@ -209,6 +209,21 @@ func (w *world) refit(args ...string) (string, int) {
 	return w.run("refit", args...)
 }
 
+// answer gives an answer by the command line, as ann; it must be accepted.
+func (w *world) answer(verb, run string, args ...string) {
+	w.t.Helper()
+	out, code := w.refit(append([]string{verb, run, "--by", "ann"}, args...)...)
+	require.Zero(w.t, code, "%s: %s", verb, out)
+}
+
+// long skips what takes minutes of real time unless it is asked for.
+func long(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("REFIT_TEST_LONG") == "" {
+		t.Skip(what + ": runs with REFIT_TEST_LONG=1 (make test-long)")
+	}
+}
+
 // fault injects a fault by name.
 func (w *world) fault(args ...string) {
 	w.t.Helper()
