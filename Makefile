@@ -16,7 +16,7 @@ KUBE_LDFLAGS := -s -w -X $(VERSION_PKG).gitVersion=v$(KUBE_VERSION) -X $(VERSION
 PRODUCT := $(BIN)/refit $(BIN)/refit-worker
 WORLD := $(BIN)/refit-kube $(BIN)/kwok $(BIN)/temporal $(BIN)/refit-sandbox
 
-.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck generate clean FORCE
+.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck generate coverage-check pictures record-histories clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,19 @@ workflowcheck: ## no clock, map range or goroutine in workflow code
 
 bench: world product ## one line per figure
 	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 60m -run '^$$' -bench . ./tests/bench
+
+generate: ## schemas of the plan files and the coverage table
+	$(GO) test $(GOFLAGS_BUILD) -count=1 ./starter/planfile/schema -update
+	$(GO) run $(GOFLAGS_BUILD) ./tools/coverage docs/tensorfusion-coverage.yaml
+
+coverage-check: ## switch each check off and require that its test notices
+	@tools/coverage-check.sh
+
+pictures: world product ## the documentation's pictures, from a real run
+	@tools/pictures.sh
+
+record-histories: world product ## real runs for tests/replay, recorded anew
+	@tools/record-histories.sh
 
 clean: ## what was built; the Go caches stay
 	rm -rf $(BIN)
