@@ -13,7 +13,7 @@ KUBE_LDFLAGS := -s -w -X $(VERSION_PKG).gitVersion=v$(KUBE_VERSION) -X $(VERSION
 	-X $(VERSION_PKG).gitMinor=37 -X $(VERSION_PKG).gitTreeState=clean \
 	-X $(VERSION_PKG).buildDate=2026-01-01T00:00:00Z -X k8s.io/client-go/pkg/version.gitVersion=v$(KUBE_VERSION)
 
-PRODUCT := $(BIN)/refit $(BIN)/refit-worker
+PRODUCT := $(BIN)/refit $(BIN)/refit-worker $(BIN)/refit-gpuagent
 WORLD := $(BIN)/refit-kube $(BIN)/kwok $(BIN)/temporal $(BIN)/refit-sandbox
 
 .PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck generate coverage-check pictures record-histories clean FORCE
@@ -32,6 +32,14 @@ $(BIN)/refit: FORCE
 
 $(BIN)/refit-worker: FORCE
 	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./worker/cmd/refit-worker
+
+# NVML's binding needs cgo. Never link it with -z now: its symbols are bound
+# when the driver's library is there.
+CGO := CGO_ENABLED=1 CGO_CFLAGS="-O1 -g -Wno-deprecated-declarations"
+GPUAGENT := ./gpuagent/...
+
+$(BIN)/refit-gpuagent: FORCE
+	@$(CGO) $(GO) build $(GOFLAGS_BUILD) -ldflags "-s -w" -o $@ ./gpuagent/cmd/refit-gpuagent
 
 $(BIN)/refit-sandbox: FORCE
 	@cd sandbox && $(GO) build $(GOFLAGS_BUILD) -ldflags "$(KUBE_LDFLAGS)" -o $@ ./cmd/refit-sandbox
@@ -57,7 +65,7 @@ demo: ## the real thing on the embedded sandbox
 TEST_ENV := REFIT_BIN=$(BIN) REFIT_TEST_KUBE=$(BIN)/refit-kube REFIT_TEST_TEMPORAL=$(BIN)/temporal \
 	REFIT_SANDBOX_KUBE=$(BIN)/refit-kube REFIT_SANDBOX_KWOK=$(BIN)/kwok REFIT_SANDBOX_TEMPORAL=$(BIN)/temporal
 REPORT := $(BIN)/testreport $(if $(CI),-strict)
-UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay/...
+UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay
 
 $(BIN)/testreport: FORCE
 	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./tools/testreport
@@ -66,6 +74,7 @@ test: test-unit test-e2e ## everything a change must pass
 
 test-unit: world product $(BIN)/testreport ## packages of both modules
 	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json $(UNIT) | $(REPORT)
+	$(CGO) $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json $(GPUAGENT) | $(REPORT)
 	cd sandbox && $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json ./... | $(REPORT)
 
 test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
@@ -74,13 +83,15 @@ test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbo
 test-long: world product $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
 	REFIT_TEST_LONG=1 $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m -json ./tests/e2e/... | $(REPORT)
 
-race: ## the race detector on what is concurrent
-	CGO_ENABLED=1 $(GO) test -race $(RACE_PACKAGES)
+race: $(BIN)/testreport ## the race detector on what is concurrent
+	$(CGO) $(TEST_ENV) $(GO) test -race -json $(RACE_PACKAGES) | $(REPORT)
 
-RACE_PACKAGES := ./activities/artifact/... ./activities/mask/... ./activities/kube/... ./workflows/...
+RACE_PACKAGES := ./activities/artifact ./activities/mask ./activities/kube ./activities/tensorfusion \
+	./gpuagent/child ./gpuagent/host
 
 vet: ## go vet on both modules
-	$(GO) vet $(GOFLAGS_BUILD) ./...
+	$(GO) vet $(GOFLAGS_BUILD) $$($(GO) list ./... | grep -v /gpuagent/)
+	$(CGO) $(GO) vet $(GOFLAGS_BUILD) $(GPUAGENT)
 	cd sandbox && $(GO) vet $(GOFLAGS_BUILD) ./...
 
 workflowcheck: ## no clock, map range or goroutine in workflow code
@@ -88,6 +99,7 @@ workflowcheck: ## no clock, map range or goroutine in workflow code
 
 bench: world product ## one line per figure
 	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 60m -run '^$$' -bench . ./tests/bench
+	$(CGO) REFIT_BIN=$(BIN) $(GO) test $(GOFLAGS_BUILD) -count=1 -run '^$$' -bench . -benchtime 1x ./gpuagent/bench
 
 generate: ## schemas of the plan files and the coverage table
 	$(GO) test $(GOFLAGS_BUILD) -count=1 ./starter/planfile/schema -update

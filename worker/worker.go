@@ -19,9 +19,11 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/registry"
 	acts "github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/tensorfusion"
@@ -87,6 +89,7 @@ func Run(ctx context.Context, c client.Client, namespace string, cfg Config) err
 		locks := &lease.Activities{Clusters: clusters, Temporal: c}
 		w.RegisterActivityWithOptions(locks.Acquire, activity.RegisterOptions{Name: lease.AcquireActivity})
 		w.RegisterActivityWithOptions(locks.Release, activity.RegisterOptions{Name: lease.ReleaseActivity})
+		(&node.Activities{Clusters: clusters}).Register(w)
 		(&acts.Activities{Clusters: clusters, Artifacts: store, Registry: mirrors}).Register(w)
 		running = append(running, w)
 	}
@@ -116,6 +119,7 @@ func RegisterWorkflows(r worker.WorkflowRegistry) {
 		{protocol.TensorFusionRollback, tensorfusion.Rollback},
 		{protocol.Rollout, rollout.Rollout},
 		{protocol.RolloutShard, rollout.Shard},
+		{protocol.GPUNode, gpunode.GPUNode},
 	} {
 		r.RegisterWorkflowWithOptions(w.fn, workflow.RegisterOptions{Name: w.name})
 	}

@@ -56,6 +56,9 @@ type Device struct {
 	Model string `json:"model"`
 	// MemoryBytes is the device's total memory.
 	MemoryBytes uint64 `json:"memoryBytes"`
+	// Readings are what a later validation compares, by row of the validation
+	// table; only a baseline holds them.
+	Readings map[string]string `json:"readings,omitempty"`
 }
 
 // Baseline is what a validation is compared with.
@@ -65,6 +68,9 @@ type Baseline struct {
 	Driver  string    `json:"driver"`
 	Taken   time.Time `json:"taken"`
 	Devices []Device  `json:"devices"`
+	// Readings are those of the host, as Device.Readings.
+	Readings  map[string]string `json:"readings,omitempty"`
+	KernelLog KernelLogPosition `json:"kernelLog,omitzero"`
 }
 
 // ValidateRequest asks the agent of Node for a verdict. A nil Baseline skips
@@ -74,6 +80,7 @@ type ValidateRequest struct {
 	Level    Level         `json:"level"`
 	Baseline *Baseline     `json:"baseline,omitempty"`
 	Deadline time.Duration `json:"deadline"`
+	Expect   *Expect       `json:"expect,omitempty"`
 }
 
 // Check is one row of the validation table with what was seen.

@@ -1,7 +1,7 @@
 // Command testreport reads `go test -json` from standard input and prints what
 // a person needs: the package lines, the output of what failed, every skipped
 // test with its reason. A skip is a hole in the proof, so it fails the run when
-// -strict is given, except for tests that belong to the long suite.
+// -strict is given, except for tests that are meant to be left out.
 package main
 
 import (
@@ -15,9 +15,14 @@ import (
 	"strings"
 )
 
-// longSuite marks the reason of a skip that is meant: those tests run with
-// `make test-long`.
-const longSuite = "REFIT_TEST_LONG"
+// meant marks the reasons of skips that are no hole: tests of `make test-long`,
+// and tests of what can't be installed everywhere.
+var meant = []string{"REFIT_TEST_LONG", "optional:"}
+
+// isMeant reports whether the skip's line carries such a reason.
+func isMeant(skip string) bool {
+	return slices.ContainsFunc(meant, func(m string) bool { return strings.Contains(skip, m) })
+}
 
 // event is one line of test2json.
 type event struct {
@@ -28,7 +33,7 @@ type event struct {
 }
 
 func main() {
-	strict := flag.Bool("strict", false, "fail when a test outside the long suite was skipped")
+	strict := flag.Bool("strict", false, "fail when a required test was skipped")
 	flag.Parse()
 	ok, err := report(os.Stdin, os.Stdout, *strict)
 	if err != nil {
@@ -86,7 +91,7 @@ func report(in io.Reader, out io.Writer, strict bool) (bool, error) {
 			return false, err
 		}
 	}
-	missing := slices.DeleteFunc(slices.Clone(skipped), func(s string) bool { return strings.Contains(s, longSuite) })
+	missing := slices.DeleteFunc(slices.Clone(skipped), isMeant)
 	for _, s := range skipped {
 		fmt.Fprintln(out, "SKIPPED", s)
 	}

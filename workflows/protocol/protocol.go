@@ -22,6 +22,7 @@ const (
 	TensorFusionRollback = "TensorFusionRollback"
 	Rollout              = "Rollout"
 	RolloutShard         = "RolloutShard"
+	GPUNode              = "GPUNode"
 )
 
 // Verbs: signals, Updates and CLI verbs share these names.

@@ -1,0 +1,230 @@
+// Package node keeps others off one Kubernetes node while it is worked on, and
+// gives it back: cordon, uncordon, and the label by which foreign repair
+// automation is told to stand aside. What was there before is remembered on
+// the Node itself, in the same write that changes it, so that any later run
+// can restore it. It must not know GPUs or TensorFusion.
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/worker"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// Activity names.
+const (
+	KeepOffActivity  = "node.KeepOff"
+	GiveBackActivity = "node.GiveBack"
+	CordonActivity   = "node.Cordon"
+	UncordonActivity = "node.Uncordon"
+)
+
+const (
+	// ManagedLabel is read by NVSentinel: "false" keeps it off the node. It
+	// takes a set-up for a fault otherwise.
+	ManagedLabel = "k8saas.nvidia.com/ManagedByNVSentinel"
+	keepOff      = "false"
+
+	// managedBefore remembers the label's value as it was; absent says that
+	// there was none.
+	managedBefore = "refit.run/managed-by-nvsentinel-before"
+	absent        = "<absent>"
+
+	// cordonedBy marks a cordon as ours and names the workflow.
+	cordonedBy = "refit.run/cordoned-by"
+
+	// driverUpgrade is the GPU operator's label while it works on the node.
+	driverUpgrade     = "nvidia.com/gpu-driver-upgrade-state"
+	driverUpgradeDone = "upgrade-done"
+)
+
+// Activities of one worker.
+type Activities struct{ Clusters *kube.Clusters }
+
+// Register registers every activity under its name.
+func (a *Activities) Register(r worker.Registry) {
+	for name, fn := range map[string]any{
+		KeepOffActivity: a.KeepOff, GiveBackActivity: a.GiveBack, CordonActivity: a.Cordon, UncordonActivity: a.Uncordon,
+	} {
+		r.RegisterActivityWithOptions(fn, activity.RegisterOptions{Name: name})
+	}
+}
+
+// Request names a node. UID is that of the Node object as the run saw it
+// first: another machine under the same name is refused. Empty takes any.
+type Request struct {
+	Target kube.Target `json:"target"`
+	Node   string      `json:"node"`
+	UID    string      `json:"uid,omitempty"`
+}
+
+// Result is the node afterwards.
+type Result struct {
+	UID string `json:"uid"`
+	// Changed is false when the node was so before.
+	Changed bool `json:"changed"`
+	// Foreign: the node was cordoned by somebody else, or the label set anew;
+	// theirs is left as it is.
+	Foreign bool `json:"foreign,omitempty"`
+	// Before is what was remembered, in words.
+	Before string `json:"before,omitempty"`
+}
+
+// KeepOff sets the label that keeps foreign automation off and remembers what
+// it was. A value that an earlier run remembered is kept: that run was ended
+// before it could restore it.
+func (a *Activities) KeepOff(ctx context.Context, r Request) (Result, error) {
+	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
+		if state := n.Labels[driverUpgrade]; state != "" && state != driverUpgradeDone {
+			return Result{}, nil, finding.Finding{
+				Object: "Node/" + n.Name, Expected: "no driver upgrade in progress", Found: driverUpgrade + "=" + state,
+				Why: "the GPU operator replaces the driver under whatever is done here", Next: "let the driver upgrade finish, then retry",
+			}.Error(finding.Stop)
+		}
+		before, remembered := n.Annotations[managedBefore]
+		if !remembered {
+			before = absent
+			if value, set := n.Labels[ManagedLabel]; set {
+				before = value
+			}
+		}
+		out := Result{Before: before}
+		if remembered && n.Labels[ManagedLabel] == keepOff {
+			return out, nil, nil
+		}
+		return out, metadata(map[string]any{ManagedLabel: keepOff}, map[string]any{managedBefore: before}), nil
+	})
+}
+
+// GiveBack restores the label. A value that somebody has set meanwhile stays:
+// it is the younger decision. Nothing remembered means nothing to do.
+func (a *Activities) GiveBack(ctx context.Context, r Request) (Result, error) {
+	return a.change(ctx, r, orGone, func(n *corev1.Node) (Result, map[string]any, error) {
+		before, remembered := n.Annotations[managedBefore]
+		if !remembered {
+			return Result{}, nil, nil
+		}
+		out := Result{Before: before}
+		var value any
+		if before != absent {
+			value = before
+		}
+		if n.Labels[ManagedLabel] != keepOff {
+			out.Foreign = true
+			return out, metadata(nil, map[string]any{managedBefore: nil}), nil
+		}
+		return out, metadata(map[string]any{ManagedLabel: value}, map[string]any{managedBefore: nil}), nil
+	})
+}
+
+// Cordon makes the node unschedulable. One that somebody else has cordoned
+// stays theirs.
+func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
+	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
+		_, ours := n.Annotations[cordonedBy]
+		if n.Spec.Unschedulable {
+			return Result{Foreign: !ours}, nil, nil
+		}
+		patch := metadata(nil, map[string]any{cordonedBy: workflowID(ctx)})
+		patch["spec"] = map[string]any{"unschedulable": true}
+		return Result{}, patch, nil
+	})
+}
+
+// Uncordon undoes a cordon of ours; any other is left.
+func (a *Activities) Uncordon(ctx context.Context, r Request) (Result, error) {
+	return a.change(ctx, r, orGone, func(n *corev1.Node) (Result, map[string]any, error) {
+		if _, ours := n.Annotations[cordonedBy]; !ours {
+			return Result{Foreign: n.Spec.Unschedulable}, nil, nil
+		}
+		patch := metadata(nil, map[string]any{cordonedBy: nil})
+		patch["spec"] = map[string]any{"unschedulable": nil}
+		return Result{}, patch, nil
+	})
+}
+
+func workflowID(ctx context.Context) string {
+	if activity.IsActivity(ctx) {
+		return activity.GetInfo(ctx).WorkflowExecution.ID
+	}
+	return kube.UserAgent
+}
+
+func metadata(labels, annotations map[string]any) map[string]any {
+	m := map[string]any{}
+	if labels != nil {
+		m["labels"] = labels
+	}
+	if annotations != nil {
+		m["annotations"] = annotations
+	}
+	return map[string]any{"metadata": m}
+}
+
+// conflicts bounds how often a node that others write to is looked at again
+// before the activity's own retry takes over.
+const conflicts = 5
+
+// What a Node that is not there means: an error, or nothing to do.
+const (
+	mustExist = false
+	orGone    = true
+)
+
+// change observes the node and makes one write that holds only for what was
+// observed. decide returns no patch when there is nothing to do.
+func (a *Activities) change(ctx context.Context, r Request, mayBeGone bool, decide func(*corev1.Node) (Result, map[string]any, error)) (Result, error) {
+	what := "Node/" + r.Node
+	k, err := a.Clusters.Connect(ctx, r.Target)
+	if err != nil {
+		return Result{}, err
+	}
+	nodes := k.Typed.CoreV1().Nodes()
+	for try := 1; ; try++ {
+		n, err := nodes.Get(ctx, r.Node, metav1.GetOptions{})
+		if mayBeGone && apierrors.IsNotFound(err) {
+			return Result{}, nil
+		}
+		if err != nil {
+			return Result{}, kube.Wrap(err, what)
+		}
+		if r.UID != "" && string(n.UID) != r.UID {
+			return Result{}, finding.Finding{
+				Object: what, Expected: "UID " + r.UID + ", as this run saw it first", Found: "UID " + string(n.UID),
+				Why: "another machine has joined under this name", Next: "start again with this machine",
+			}.Error(finding.Stop)
+		}
+		out, patch, err := decide(n)
+		if err != nil {
+			return Result{}, err
+		}
+		out.UID = string(n.UID)
+		if patch == nil {
+			return out, nil
+		}
+		m := patch["metadata"].(map[string]any)
+		m["uid"], m["resourceVersion"] = n.UID, n.ResourceVersion
+		data, err := json.Marshal(patch)
+		if err != nil {
+			return Result{}, fmt.Errorf("%s: %w", what, err)
+		}
+		_, err = nodes.Patch(ctx, r.Node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: kube.UserAgent})
+		if err == nil {
+			out.Changed = true
+			return out, nil
+		}
+		if !apierrors.IsConflict(err) || try == conflicts {
+			return Result{}, kube.Wrap(err, "change of "+what)
+		}
+	}
+}

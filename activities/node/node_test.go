@@ -1,0 +1,145 @@
+//go:build linux
+
+package node
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/internal/apiservertest"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+func TestMain(m *testing.M) { os.Exit(apiservertest.Main(m)) }
+
+// world is a node in a real API server.
+type world struct {
+	t *testing.T
+	*Activities
+	k   *kube.Client
+	req Request
+}
+
+func newWorld(t *testing.T, name string, labels map[string]string) *world {
+	s := apiservertest.Shared(t)
+	clusters, err := kube.Parse("test=" + s.Kubeconfig + "#" + s.ContextName)
+	require.NoError(t, err)
+	id, err := clusters.Identify(t.Context(), kube.IdentifyRequest{Cluster: "test"})
+	require.NoError(t, err)
+	target := kube.Target{Cluster: "test", UID: id.UID}
+	k, err := clusters.Connect(t.Context(), target)
+	require.NoError(t, err)
+	n, err := k.Typed.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	w := &world{t: t, Activities: &Activities{Clusters: clusters}, k: k, req: Request{Target: target, Node: name, UID: string(n.UID)}}
+	t.Cleanup(func() { _ = k.Typed.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	return w
+}
+
+func (w *world) node() *corev1.Node {
+	n, err := w.k.Typed.CoreV1().Nodes().Get(w.t.Context(), w.req.Node, metav1.GetOptions{})
+	require.NoError(w.t, err)
+	return n
+}
+
+func (w *world) patch(json string) {
+	_, err := w.k.Typed.CoreV1().Nodes().Patch(w.t.Context(), w.req.Node, types.MergePatchType, []byte(json), metav1.PatchOptions{})
+	require.NoError(w.t, err)
+}
+
+func (w *world) must(r Result, err error) Result {
+	w.t.Helper()
+	require.NoError(w.t, err)
+	return r
+}
+
+func TestForeignAutomationIsKeptOffAndTheEarlierValueRestored(t *testing.T) {
+	for name, labels := range map[string]map[string]string{
+		"no label": nil, "a label": {ManagedLabel: "true"}, "the same label": {ManagedLabel: "false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "keep-off", labels)
+			require.True(t, w.must(w.KeepOff(t.Context(), w.req)).Changed)
+			require.Equal(t, "false", w.node().Labels[ManagedLabel])
+			require.False(t, w.must(w.KeepOff(t.Context(), w.req)).Changed, "again: nothing to do")
+
+			require.True(t, w.must(w.GiveBack(t.Context(), w.req)).Changed)
+			value, set := w.node().Labels[ManagedLabel]
+			want, was := labels[ManagedLabel]
+			require.Equal(t, want, value)
+			require.Equal(t, was, set)
+			require.NotContains(t, w.node().Annotations, managedBefore)
+			require.False(t, w.must(w.GiveBack(t.Context(), w.req)).Changed)
+		})
+	}
+}
+
+func TestARunThatDiedLeavesTheEarlierValueToTheNext(t *testing.T) {
+	w := newWorld(t, "died", map[string]string{ManagedLabel: "true"})
+	w.must(w.KeepOff(t.Context(), w.req))
+	// The next run must not take our own "false" for the earlier value.
+	w.must(w.KeepOff(t.Context(), w.req))
+	w.must(w.GiveBack(t.Context(), w.req))
+	require.Equal(t, "true", w.node().Labels[ManagedLabel])
+}
+
+func TestALabelThatSomebodyHasSetMeanwhileStays(t *testing.T) {
+	w := newWorld(t, "meanwhile", nil)
+	w.must(w.KeepOff(t.Context(), w.req))
+	w.patch(`{"metadata":{"labels":{"` + ManagedLabel + `":"true"}}}`)
+	require.True(t, w.must(w.GiveBack(t.Context(), w.req)).Foreign)
+	require.Equal(t, "true", w.node().Labels[ManagedLabel])
+	require.NotContains(t, w.node().Annotations, managedBefore)
+}
+
+func TestADriverUpgradeOfTheOperatorIsRespected(t *testing.T) {
+	w := newWorld(t, "upgrading", map[string]string{driverUpgrade: "drain-required"})
+	_, err := w.KeepOff(t.Context(), w.req)
+	_, class, ok := finding.Of(err)
+	require.True(t, ok)
+	require.Equal(t, finding.Stop, class)
+	require.NotContains(t, w.node().Labels, ManagedLabel)
+	w.patch(`{"metadata":{"labels":{"` + driverUpgrade + `":"` + driverUpgradeDone + `"}}}`)
+	w.must(w.KeepOff(t.Context(), w.req))
+}
+
+func TestACordonOfOursIsUndoneAndAForeignOneIsNot(t *testing.T) {
+	w := newWorld(t, "cordon", nil)
+	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Changed)
+	require.True(t, w.node().Spec.Unschedulable)
+	require.Equal(t, Result{UID: w.req.UID}, w.must(w.Cordon(t.Context(), w.req)), "again: ours, nothing to do")
+	require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Changed)
+	require.False(t, w.node().Spec.Unschedulable)
+	require.False(t, w.must(w.Uncordon(t.Context(), w.req)).Changed)
+
+	w.patch(`{"spec":{"unschedulable":true}}`)
+	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Foreign)
+	require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Foreign)
+	require.True(t, w.node().Spec.Unschedulable)
+}
+
+func TestAnotherMachineUnderTheNameIsNotTouched(t *testing.T) {
+	w := newWorld(t, "other", nil)
+	w.req.UID = "of-the-machine-before"
+	_, err := w.Cordon(t.Context(), w.req)
+	require.ErrorContains(t, err, "start again with this machine")
+	require.False(t, w.node().Spec.Unschedulable)
+}
+
+func TestANodeThatIsGoneHasNothingToGiveBack(t *testing.T) {
+	w := newWorld(t, "gone", nil)
+	w.req.Node = "never-was"
+	w.must(w.GiveBack(t.Context(), w.req))
+	w.must(w.Uncordon(t.Context(), w.req))
+	_, err := w.Cordon(t.Context(), w.req)
+	_, class, ok := finding.Of(err)
+	require.True(t, ok)
+	require.Equal(t, finding.Stop, class)
+}

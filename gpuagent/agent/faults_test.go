@@ -1,0 +1,286 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/temporal"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/child"
+	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+func TestAFaultOfAGPUIsFoundThroughTheRealBinding(t *testing.T) {
+	for _, f := range []struct {
+		what     string
+		state    []string
+		row      string
+		severity gpu.Severity
+		found    string
+		verdict  gpu.Verdict
+	}{
+		{"lost in a getter", []string{"gpu.1.lost", "getter"}, "identity", gpu.Fatal, "GPU_IS_LOST", gpu.Unfit},
+		{"lost at the handle", []string{"gpu.1.lost", "handle"}, "identity", gpu.Fatal, "GPU_IS_LOST", gpu.Unfit},
+		{"driver-internal error", []string{"gpu.1.fail.nvmlDeviceGetComputeMode", "999"}, "compute mode", gpu.Fatal, "UNKNOWN", gpu.Unfit},
+		{"ECC error", []string{"gpu.1.ecc.volatile.uncorrected", "1"}, "ECC volatile", gpu.Fatal, "1", gpu.Unfit},
+		{"ECC error over the life", []string{"gpu.1.ecc.aggregate.uncorrected", "9"}, "ECC aggregate", gpu.Warn, "9", gpu.Degraded},
+		{"ECC change pending", []string{"gpu.1.ecc.pending", "0"}, "ECC mode", gpu.Reset, "off", gpu.ResetNeeded},
+		{"SRAM threshold", []string{"gpu.1.sram.threshold", "1"}, "SRAM errors", gpu.Fatal, "exceeded", gpu.Unfit},
+		{"remap pending", []string{"gpu.1.remap.pending", "1"}, "row remap", gpu.Reset, "waits", gpu.ResetNeeded},
+		{"remap failed", []string{"gpu.1.remap.failed", "1"}, "row remap", gpu.Fatal, "could not", gpu.Unfit},
+		{"recovery action", []string{"gpu.1.recovery", "2"}, "recovery action", gpu.Fatal, "NODE_REBOOT", gpu.Unfit},
+		{"unknown recovery action", []string{"gpu.1.recovery", "99"}, "recovery action", gpu.Fatal, "99", gpu.Unfit},
+		{"PCIe width", []string{"gpu.1.pcie.width", "8"}, "PCIe width", gpu.Fatal, "x8", gpu.Unfit},
+		{"PCIe replays", []string{"gpu.1.pcie.replay", "50"}, "PCIe errors", gpu.Warn, "new", gpu.Degraded},
+		{"throttle", []string{"gpu.1.throttle", "64"}, "throttle", gpu.Fatal, "hardware thermal", gpu.Unfit},
+		{"power limit", []string{"gpu.1.power.limit", "400000"}, "power limit", gpu.Warn, "400 W", gpu.Degraded},
+		{"compute mode", []string{"gpu.1.compute.mode", "2"}, "compute mode", gpu.Fatal, "PROHIBITED", gpu.Unfit},
+		{"link down", []string{"gpu.1.nvlink.3.up", "0"}, "NVLink up", gpu.Fatal, "down: 3", gpu.Unfit},
+		{"link replay", []string{"gpu.1.nvlink.3.replay", "2"}, "NVLink errors", gpu.Fatal, "2 new", gpu.Unfit},
+		{"fabric not started", []string{"gpu.1.fabric.state", "1"}, "fabric", gpu.Fatal, "NOT_STARTED", gpu.Unfit},
+		{"VBIOS changed", []string{"gpu.1.vbios", "1.2.3"}, "VBIOS", gpu.Warn, "1.2.3", gpu.Degraded},
+		{"UUID changed", []string{"gpu.1.uuid", "GPU-00000000-0000-4000-8000-00000000ffff"}, "device set", gpu.Fatal, "missing", gpu.Unfit},
+		{"count short by one", []string{"gpus", "1"}, "device count", gpu.Fatal, "1 by NVML", gpu.Unfit},
+		{"confidential computing not ready", []string{"cc.feature", "1", "cc.ready", "0"}, "confidential computing", gpu.Fatal, "not ready", gpu.Unfit},
+		{"live Xid", []string{"gpu.1.event", "8:79"}, "Xid live", gpu.Fatal, "Xid 79", gpu.Unfit},
+		{"wrong result", []string{"gpu.1.cuda.bad.result", "1"}, "CUDA call", gpu.Fatal, "fail", gpu.Unfit},
+		{"bad memory word", []string{"gpu.1.cuda.bad.word", "7"}, "CUDA call", gpu.Fatal, "fail", gpu.Unfit},
+	} {
+		t.Run(f.what, func(t *testing.T) {
+			w := newWorld(t)
+			b := w.baseline()
+			w.set(f.state...)
+			r := w.quick(b)
+			requireRow(t, r, f.row, f.found, f.severity)
+			require.Equal(t, f.verdict, r.Verdict, "failing: %q", failing(r))
+		})
+	}
+}
+
+func TestAHostWithoutDriverSaysWhatIsMissing(t *testing.T) {
+	t.Run("library absent", func(t *testing.T) {
+		w := newWorld(t)
+		require.NoError(t, w.gpus.RemoveLibraries())
+		r := w.quick(nil)
+		requireRow(t, r, "library and driver", "LIBRARY_NOT_FOUND", gpu.Fatal)
+		require.Equal(t, gpu.Unfit, r.Verdict)
+		found, err := State(context.Background(), time.Minute)
+		require.NoError(t, err)
+		require.Contains(t, found, "no driver library")
+		_, err = w.agent.Baseline(context.Background(), gpu.BaselineRequest{Node: node})
+		require.ErrorContains(t, err, "refit-gpuagent check")
+	})
+	t.Run("driver not loaded", func(t *testing.T) {
+		w := newWorld(t)
+		w.set("module.driver", "none")
+		requireRow(t, w.quick(nil), "library and driver", "driver not loaded", gpu.Fatal)
+	})
+	t.Run("version mismatch", func(t *testing.T) {
+		w := newWorld(t)
+		w.set("module.driver", "570.1.2")
+		requireRow(t, w.quick(nil), "library and driver", "version mismatch", gpu.Fatal)
+	})
+}
+
+func TestALibraryThatLacksFunctionsIsReadWithoutThem(t *testing.T) {
+	w := newWorld(t, fakes.Without("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryInfo_v2"))
+	r := w.quick(nil)
+	require.Empty(t, failing(r))
+	require.Equal(t, gpu.Pass, r.Verdict)
+	var missing []string
+	for _, c := range r.Checks {
+		if strings.Contains(c.Skipped, "nvmlDeviceGetSramEccErrorStatus") {
+			missing = append(missing, c.Name)
+		}
+	}
+	require.NotEmpty(t, missing, "the rows are skipped by name")
+}
+
+func TestALibraryThatEndsHoldsOrCrashesTheChildIsAVerdict(t *testing.T) {
+	for _, f := range []struct{ what, key, found string }{
+		{"crash", "gpu.1.crash.nvmlDeviceGetTemperature", "crashed"},
+		{"hang", "gpu.1.hang.nvmlDeviceGetTemperature", "gave no reply"},
+	} {
+		t.Run(f.what, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(f.key, "1")
+			r := w.validate(gpu.ValidateRequest{Level: gpu.Quick, Deadline: 4 * time.Second})
+			requireRow(t, r, "library and driver", f.found, gpu.Fatal)
+			requireRow(t, r, "library and driver", "GPU 1 nvmlDeviceGetTemperature", gpu.Fatal)
+			require.Equal(t, gpu.Unfit, r.Verdict)
+			w.set(f.key, "")
+			require.Equal(t, gpu.Pass, w.quick(nil).Verdict, "the agent lives on")
+		})
+	}
+}
+
+func TestAHangInTheKernelLaunchIsKilledAndTheOtherGPUIsStillProven(t *testing.T) {
+	w := newWorld(t)
+	w.set("gpu.1.cuda.hang.kernel", "1")
+	r := w.validate(gpu.ValidateRequest{Level: gpu.Quick, Deadline: 12 * time.Second})
+	requireRow(t, r, "CUDA call", "timeout", gpu.Reset)
+	require.Equal(t, gpu.ResetNeeded, r.Verdict, "failing: %q", failing(r))
+	require.Len(t, failing(r), 1)
+}
+
+func TestAReplacedLibraryIsSeenByTheNextRequest(t *testing.T) {
+	w := newWorld(t)
+	require.Equal(t, fakes.DefaultDriver, w.baseline().Driver)
+	require.NoError(t, w.gpus.Swap(fakes.Driver("590.1.2")))
+	require.NoError(t, w.tree.Driver("590.1.2"))
+	r := w.quick(nil)
+	require.Equal(t, "590.1.2", r.Driver)
+	require.Equal(t, gpu.Pass, r.Verdict, "failing: %q", failing(r))
+}
+
+func TestTheKernelLogIsReadFromTheBaselineOn(t *testing.T) {
+	w := newWorld(t)
+	const xid = "[   10.000000] NVRM: Xid (PCI:0000:11:00): 79, pid='<unknown>', GPU has fallen off the bus."
+	require.NoError(t, w.tree.Log(xid))
+	b := w.baseline()
+	require.Equal(t, gpu.Pass, w.quick(b).Verdict, "what was before the baseline is not judged")
+	require.NoError(t, w.tree.Log(xid, "[   11.000000] NVRM: Xid nonsense"))
+	r := w.quick(b)
+	requireRow(t, r, "Xid history", "Xid 79, 1 times", gpu.Fatal)
+	requireRow(t, r, "Xid history", "nonsense", gpu.Warn)
+
+	require.NoError(t, w.tree.Reboot("00000000-0000-4000-8000-000000000002"))
+	r = w.quick(b)
+	require.Equal(t, gpu.Pass, r.Verdict, "failing: %q", failing(r))
+	var noticed bool
+	for _, c := range r.Checks {
+		noticed = noticed || c.Name == "baseline" && strings.Contains(c.Hint, "rebooted")
+	}
+	require.True(t, noticed, "a baseline of another boot is noticed")
+	require.NoError(t, w.tree.Log(xid))
+	requireRow(t, w.quick(b), "Xid history", "Xid 79", gpu.Fatal)
+}
+
+func TestARequestForAnotherNodeOrWithItsBaselineIsRefused(t *testing.T) {
+	w := newWorld(t)
+	b := w.baseline()
+	_, err := w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: "gpu-02", Level: gpu.Quick})
+	requireStop(t, err, "gpu-02")
+	_, err = w.agent.Baseline(context.Background(), gpu.BaselineRequest{Node: "gpu-02"})
+	requireStop(t, err, "gpu-02")
+	b.Node = "gpu-02"
+	_, err = w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick, Baseline: b})
+	requireStop(t, err, "gpu-02")
+	_, err = w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: node, Level: "deep"})
+	requireStop(t, err, "quick, standard or stress")
+}
+
+func requireStop(t *testing.T, err error, text string) {
+	t.Helper()
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, err, &app)
+	require.Equal(t, "stop", app.Type())
+	require.True(t, app.NonRetryable())
+	require.ErrorContains(t, err, text)
+}
+
+func TestTwoRequestsAtOnceAreServedOneAfterTheOther(t *testing.T) {
+	w := newWorld(t)
+	release, err := w.agent.take(context.Background())
+	require.NoError(t, err)
+	var waiting sync.WaitGroup
+	verdicts := make([]gpu.Verdict, 2)
+	for i := range verdicts {
+		waiting.Go(func() {
+			r, err := w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Standard})
+			if err == nil {
+				verdicts[i] = r.Verdict
+			}
+		})
+	}
+	// At level standard a probe beside ours would be a process on the GPU.
+	release()
+	waiting.Wait()
+	require.Equal(t, []gpu.Verdict{gpu.Pass, gpu.Pass}, verdicts)
+
+	release, err = w.agent.take(context.Background())
+	require.NoError(t, err)
+	defer release()
+	gone := errors.New("the caller went away")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(gone)
+	_, err = w.agent.Validate(ctx, gpu.ValidateRequest{Node: node})
+	require.ErrorIs(t, err, gone, "a request that waits can be given up")
+}
+
+func TestARequestThatIsCancelledEndsItsChildrenAndRunsAgain(t *testing.T) {
+	for _, step := range []string{"read the driver", "probe", "read the driver again", "read the host"} {
+		t.Run(step, func(t *testing.T) {
+			w := newWorld(t)
+			aborted := errors.New("aborted")
+			ctx, cancel := context.WithCancelCause(context.Background())
+			var once sync.Once
+			_, _, err := w.agent.Examine(ctx, gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(s string) {
+				if s == step || step == "probe" && strings.HasPrefix(s, step) {
+					once.Do(func() { cancel(aborted) })
+				}
+			})
+			if step != "read the host" { // by then nothing is left to end
+				require.ErrorIs(t, err, aborted)
+			}
+			require.Equal(t, gpu.Pass, w.quick(nil).Verdict)
+		})
+	}
+}
+
+func TestAFabricThatComesUpIsWaitedForHalfOfTheTime(t *testing.T) {
+	w := newWorld(t)
+	w.set("gpu.1.fabric.state", "2")
+	var steps []string
+	_, _, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(s string) {
+		steps = append(steps, s)
+		if s == "wait for the fabric" {
+			w.set("gpu.1.fabric.state", "3")
+		}
+	})
+	require.NoError(t, err)
+	require.Contains(t, steps, "wait for the fabric")
+}
+
+func TestMIGDevicesAreProvenOneByOne(t *testing.T) {
+	w := newWorld(t)
+	w.set("gpu.1.mig.current", "1", "gpu.1.mig.pending", "1", "gpu.1.gi.1", "9:0:4", "gpu.1.ci.1.0", "2:0:3")
+	s, err := nvml.Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.Len(t, s.Devices[1].Instances.Value, 1)
+	require.Equal(t, 1, s.Devices[1].Instances.Value[0].Compute)
+	require.Len(t, s.Devices[1].MIGDevices, 1)
+	checks, r, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(string) {})
+	require.NoError(t, err)
+	require.Equal(t, gpu.Pass, r.Verdict, "%+v", checks)
+	var proven []string
+	for _, c := range checks {
+		if c.Name == "CUDA call" && c.OK {
+			proven = append(proven, c.Device)
+		}
+	}
+	require.Equal(t, []string{w.gpus.UUID(0), w.gpus.MIGUUID(1, 1, 0)}, proven)
+}
+
+func TestTheLibraryIsNeverMappedIntoTheAgent(t *testing.T) {
+	w := newWorld(t)
+	require.Equal(t, gpu.Pass, w.quick(nil).Verdict)
+	maps, err := os.ReadFile(filepath.Join("/proc/self/maps"))
+	require.NoError(t, err)
+	require.NotContains(t, string(maps), fakes.NVML)
+	require.NotContains(t, string(maps), fakes.CUDA)
+	var late child.Timeout
+	w.set("hang.nvmlInit", "1")
+	_, err = nvml.Take(context.Background(), time.Second)
+	require.ErrorAs(t, err, &late)
+	require.Equal(t, "nvmlInit_v2", late.Stage)
+}

@@ -1,0 +1,188 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/host"
+	"github.com/refit-run/refit/gpuagent/mig"
+	"github.com/refit-run/refit/gpuagent/nvml"
+	"github.com/refit-run/refit/gpuagent/setup"
+	"github.com/refit-run/refit/gpuagent/vgpu"
+)
+
+// Preparer is the activity gpu.Prepare of one node.
+type Preparer struct {
+	Node string
+	// Root is the host's root as this process sees it.
+	Root   string
+	MIG    mig.Host
+	VGPU   vgpu.Driver
+	Writer vgpu.Writer
+	// Reset resets the GPUs at the PCI addresses given.
+	Reset func(ctx context.Context, pci ...string) error
+}
+
+// NewPreparer is the real one.
+func NewPreparer(node, root string) *Preparer {
+	return &Preparer{Node: node, Root: root, MIG: nvml.Setters{}, VGPU: nvml.Setters{}, Writer: vgpu.Sysfs{Root: root}, Reset: mig.Reset}
+}
+
+// Prepare brings the host to what is declared: MIG first, because MIG-backed
+// vGPU types live in its instances. It is harmless to run again, whatever
+// became of the run before. step hears of each step before it is taken.
+func (p *Preparer) Prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
+	out, err := p.prepare(ctx, req, step)
+	return out, asActivityError(err)
+}
+
+func (p *Preparer) prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
+	out := gpu.PrepareResult{Node: p.Node, BootID: host.Host{Root: p.Root}.BootID()}
+	if req.Node != p.Node {
+		return out, &setup.Failure{Class: setup.Stop, Object: "agent of node " + p.Node, Expected: "a request for this node", Found: "one for " + req.Node,
+			Next: "check NODE_NAME of the agent and the cluster's name in its task queue"}
+	}
+	if req.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, req.Deadline)
+		defer cancel()
+	}
+	// Both layouts are read before either is acted on.
+	layouts, err := parse(req)
+	if err != nil {
+		return out, err
+	}
+	run := func(ctx context.Context) (setup.Report, error) { return p.apply(ctx, req, layouts, step) }
+	var r setup.Report
+	if req.PlanOnly {
+		r, err = run(ctx)
+	} else {
+		r, err = setup.Locked(ctx, p.Root, run)
+	}
+	out.Actions, out.Needs, out.Devices = r.Actions, r.Needs, r.Devices
+	return out, err
+}
+
+// layouts are the parsed declarations of a request.
+type layouts struct {
+	mig  []mig.Entry
+	vgpu []vgpu.Entry
+}
+
+func parse(req gpu.PrepareRequest) (layouts, error) {
+	var out layouts
+	var err error
+	if m := req.MIG; m != nil {
+		if out.mig, err = mig.Parse([]byte(m.Config), m.Label); err != nil {
+			return out, err
+		}
+	}
+	if v := req.VGPU; v != nil {
+		if out.vgpu, err = vgpu.Parse([]byte(v.Config), v.Label); err != nil {
+			return out, err
+		}
+		return out, vgpu.CheckScheduler(v.Scheduler)
+	}
+	return out, nil
+}
+
+func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts, progress func(string)) (setup.Report, error) {
+	var all setup.Report
+	add := func(r setup.Report, err error) error {
+		all.Actions, all.Needs = append(all.Actions, r.Actions...), append(all.Needs, r.Needs...)
+		all.Devices, all.Notes = append(all.Devices, r.Devices...), append(all.Notes, r.Notes...)
+		return err
+	}
+	if m := req.MIG; m != nil {
+		o := mig.Options{ModeOnly: m.ModeOnly}
+		a := mig.Applier{Host: p.MIG, Progress: progress}
+		if m.AllowReset {
+			a.Reset = p.Reset
+		}
+		do := func() (setup.Report, error) { return a.Apply(ctx, l.mig, o) }
+		if req.PlanOnly {
+			do = func() (setup.Report, error) { return mig.Preview(ctx, p.MIG, l.mig, o) }
+		}
+		// A GPU that waits for a reset is not yet what the vGPU types need.
+		if err := add(do()); err != nil || len(all.Needs) > 0 {
+			return all, err
+		}
+	}
+	if v := req.VGPU; v != nil {
+		a := vgpu.Applier{Root: p.Root, Driver: p.VGPU, Writer: p.Writer, Progress: progress}
+		o := vgpu.Options{Node: p.Node, Scheduler: v.Scheduler, Heterogeneous: v.Heterogeneous, Protected: v.Protected}
+		do := a.Apply
+		if req.PlanOnly {
+			do = a.Preview
+		}
+		if err := add(do(ctx, l.vgpu, o)); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// asActivityError gives an error the class by which the workflow decides, with
+// the failure as its details.
+func asActivityError(err error) error {
+	var f *setup.Failure
+	if !errors.As(err, &f) {
+		return err
+	}
+	return temporal.NewApplicationErrorWithOptions(f.Error(), string(f.Class), temporal.ApplicationErrorOptions{
+		NonRetryable: f.Class != setup.Retry, Details: []any{*f},
+	})
+}
+
+// heartbeat tells Temporal every second which step the activity is at.
+type heartbeat struct {
+	mu         sync.Mutex
+	step       string
+	quit, done chan struct{}
+}
+
+const heartbeatEvery = time.Second
+
+func newHeartbeat(ctx context.Context) *heartbeat {
+	h := &heartbeat{step: "observe", quit: make(chan struct{}), done: make(chan struct{})}
+	if !activity.IsActivity(ctx) {
+		close(h.done)
+		return h
+	}
+	go func() {
+		defer close(h.done)
+		tick := time.NewTicker(heartbeatEvery)
+		defer tick.Stop()
+		for {
+			h.mu.Lock()
+			step := h.step
+			h.mu.Unlock()
+			activity.RecordHeartbeat(ctx, step)
+			select {
+			case <-h.quit:
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return h
+}
+
+func (h *heartbeat) set(step string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.step = step
+}
+
+func (h *heartbeat) stop() {
+	close(h.quit)
+	<-h.done
+}

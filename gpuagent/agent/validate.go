@@ -1,0 +1,220 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/check"
+	"github.com/refit-run/refit/gpuagent/cuda"
+	"github.com/refit-run/refit/gpuagent/host"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+// What the probe takes of each GPU, by level.
+const (
+	quickMiB      = 64
+	standardShare = 0.25
+	stressShare   = 0.90
+)
+
+// fabricLook is how often a fabric that is coming up is looked at again.
+const fabricLook = 2 * time.Second
+
+// killTime is kept back from the deadline of a child: so long may it take to
+// end one and to judge.
+const killTime = 500 * time.Millisecond
+
+// readAgain is kept back from the probes for the second reading, or a quarter
+// of a short deadline: a GPU that hangs must not take the others' answers.
+const readAgain = 10 * time.Second
+
+// probesAtOnce bounds the probes that share the host's processors and memory
+// bus. Timed copies run alone: another probe would slow them.
+const probesAtOnce = 8
+
+// validation is one request under way.
+type validation struct {
+	agent    *Agent
+	req      gpu.ValidateRequest
+	expect   gpu.Expect
+	step     func(string)
+	limit    time.Duration
+	deadline time.Time
+}
+
+func (v *validation) left() time.Duration {
+	return max(time.Until(v.deadline)-killTime, time.Millisecond)
+}
+
+// errDeadline ends the children at the deadline of the validation; the answer
+// is then a verdict, not an error.
+var errDeadline = errors.New("the deadline of the validation has passed")
+
+// observe reads the driver, lets every GPU work, and reads driver and host
+// again: errors that the work raised are in the second reading.
+func (v *validation) observe(caller context.Context) (check.Input, error) {
+	ctx, cancel := context.WithDeadlineCause(caller, v.deadline, errDeadline)
+	defer cancel()
+	in := check.Input{Level: v.req.Level, Baseline: v.req.Baseline, Expect: v.expect}
+	v.step("read the driver")
+	in.NVML, in.Trouble = v.read(ctx)
+	if in.Trouble == "" && in.NVML.Init == nvml.Success {
+		v.work(ctx, &in)
+		v.step("read the driver again")
+		before := in.NVML
+		in.NVML, in.Trouble = v.read(ctx)
+		if ctx.Err() != nil && caller.Err() == nil {
+			// What was read before the work stands; the probe's rows tell that
+			// the time was over.
+			in.NVML, in.Trouble = before, ""
+		}
+	}
+	if err := caller.Err(); err != nil {
+		return in, context.Cause(caller)
+	}
+	v.step("read the host")
+	in.Host = v.agent.Host.Read(v.hostOptions(&in.NVML))
+	return in, nil
+}
+
+// read takes a snapshot, again while a fabric is coming up.
+func (v *validation) read(ctx context.Context) (nvml.Snapshot, string) {
+	for {
+		s, err := nvml.Take(ctx, min(readLimit, v.left()))
+		if err != nil {
+			return nvml.Snapshot{}, err.Error()
+		}
+		// Half of the time stays for the probe and the second reading.
+		if !check.InFabricProgress(&s) || v.left() < v.limit/2 {
+			return s, ""
+		}
+		v.step("wait for the fabric")
+		again := time.NewTimer(fabricLook)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return s, ""
+		}
+	}
+}
+
+func (v *validation) hostOptions(s *nvml.Snapshot) host.Options {
+	o := host.Options{Services: v.expect.Services}
+	if b := v.req.Baseline; b != nil && b.BootID == v.agent.Host.BootID() {
+		o.Since = b.KernelLog.Sequence
+	}
+	for _, d := range s.Devices {
+		if d.Minor.OK() && d.Handle == nvml.Success {
+			o.Minors = append(o.Minors, d.Minor.Value)
+		}
+	}
+	if t := v.expect.TensorFusion; t != nil {
+		o.TensorFusion = &host.TensorFusionOptions{Port: t.Port, Accelerator: t.AcceleratorLibrary}
+	}
+	return o
+}
+
+// work probes every GPU while another child watches the driver.
+func (v *validation) work(ctx context.Context, in *check.Input) {
+	stop := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		o, err := nvml.Watch(ctx, v.left(), stop)
+		if err == nil && o.Init == nvml.Success {
+			in.Watch = &o
+		}
+	})
+	in.Proofs = v.probe(ctx, in.NVML.Devices)
+	close(stop)
+	watching.Wait()
+}
+
+// target is one device to probe.
+type target struct{ gpu, uuid string }
+
+func targets(devices []nvml.Device) []target {
+	var out []target
+	for _, d := range devices {
+		switch {
+		case d.Handle != nvml.Success || !d.UUID.OK():
+		case d.MIGMode.OK() && d.MIGMode.Value.Current == 1:
+			for _, m := range d.MIGDevices {
+				out = append(out, target{d.UUID.Value, m.UUID})
+			}
+		default:
+			out = append(out, target{d.UUID.Value, d.UUID.Value})
+		}
+	}
+	return out
+}
+
+func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.Proof {
+	all := targets(devices)
+	proofs := make([]*check.Proof, len(all))
+	limit := probesAtOnce
+	if v.req.Level == gpu.Standard {
+		limit = 1
+	}
+	places := make(chan struct{}, limit)
+	var probing sync.WaitGroup
+	for i, t := range all {
+		probing.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			if ctx.Err() != nil {
+				return
+			}
+			v.step(fmt.Sprintf("probe %s (%d of %d)", t.uuid, i+1, len(all)))
+			r, err := cuda.Probe(ctx, v.options(t.uuid))
+			switch {
+			case ctx.Err() != nil:
+				// Cut short by the deadline: the row stays unanswered.
+				return
+			case err != nil:
+				r = cuda.Result{UUID: t.uuid, Verdict: cuda.Fail, Error: err.Error()}
+			}
+			r.UUID = t.uuid
+			proofs[i] = &check.Proof{GPU: t.gpu, Result: r}
+		})
+	}
+	probing.Wait()
+	var out []check.Proof
+	for _, p := range proofs {
+		if p != nil {
+			out = append(out, *p)
+		}
+	}
+	return out
+}
+
+func (v *validation) options(uuid string) cuda.Options {
+	left := v.left()
+	o := cuda.Options{UUID: uuid, Timeout: left - min(readAgain, left/4)}
+	switch v.req.Level {
+	case gpu.Quick:
+		o.MemoryMiB = quickMiB
+		if m := v.expect.SharedMemoryMiB; m > 0 {
+			o.MemoryMiB = m
+		}
+	case gpu.Standard:
+		o.MemoryShare, o.Copies = standardShare, true
+	case gpu.Stress:
+		o.MemoryShare, o.Copies, o.Soak = stressShare, true, v.expect.StressFor
+		if o.Soak <= 0 {
+			o.Soak = stressDefault
+		}
+		o.Soak = min(o.Soak, o.Timeout*4/5)
+	}
+	if b := v.expect.Bandwidth; b != nil {
+		o.Floors = cuda.Bandwidth(*b)
+	}
+	if t := v.expect.TensorFusion; t != nil && t.Limiter != "" {
+		o.Limit = &cuda.Limit{Preload: t.Limiter, Bytes: t.LimitMiB << 20}
+	}
+	return o
+}

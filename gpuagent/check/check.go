@@ -1,0 +1,276 @@
+// Package check judges a GPU host: pure rules, one function per row of the
+// validation table, from what was read (driver, host, probe) to checks and a
+// verdict. It does no I/O and calls no driver; a rule that cannot be answered
+// says so by name and never passes silently.
+package check
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/host"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+// Input is everything a validation saw.
+type Input struct {
+	Level gpu.Level
+	NVML  nvml.Snapshot
+	// Trouble is set when the child that reads the driver did not answer; NVML
+	// is empty then.
+	Trouble string
+	Host    host.Snapshot
+	// Watch is what was seen while the probe ran, nil when nothing was.
+	Watch  *nvml.Observation
+	Proofs []Proof
+	// Baseline is nil when there is nothing to compare with.
+	Baseline *gpu.Baseline
+	Expect   gpu.Expect
+}
+
+// driverUp reports whether the driver was read at all.
+func (in *Input) driverUp() bool { return in.Trouble == "" && in.NVML.Init == nvml.Success }
+
+// rebooted reports whether the baseline is of an earlier boot: volatile
+// counters and the kernel log then started anew.
+func (in *Input) rebooted() bool {
+	return in.Baseline != nil && in.Baseline.BootID != in.Host.BootID
+}
+
+// Evaluate answers every row: those of the host first, then those of each GPU.
+func Evaluate(in Input) []gpu.Check {
+	var out []gpu.Check
+	for _, r := range hostRows {
+		if !covers(in.Level, r.level) || r.needsDriver && !in.driverUp() {
+			continue
+		}
+		out = append(out, r.answer(&in, nil)...)
+	}
+	if !in.driverUp() {
+		return out
+	}
+	for i := range in.NVML.Devices {
+		d := &in.NVML.Devices[i]
+		for _, r := range gpuRows {
+			// Nothing was read of a GPU whose handle is refused; identity says so.
+			if d.Handle != nvml.Success && r.name != rowIdentity {
+				continue
+			}
+			if covers(in.Level, r.level) {
+				out = append(out, r.answer(&in, d)...)
+			}
+		}
+	}
+	return out
+}
+
+// Verdict is the whole host's, from the checks of all rows. A row that matters
+// and has no answer outranks warnings: what is not known to work is not
+// merely degraded.
+func Verdict(checks []gpu.Check, allowedWarnings int) gpu.Verdict {
+	count := map[gpu.Severity]int{}
+	unanswered := false
+	for _, c := range checks {
+		switch {
+		case c.OK:
+		case c.Skipped == "":
+			count[c.Severity]++
+		case c.Severity == gpu.Fatal || c.Severity == gpu.Reset:
+			unanswered = true
+		}
+	}
+	switch {
+	case count[gpu.Fatal] > 0:
+		return gpu.Unfit
+	case count[gpu.Reset] > 0:
+		return gpu.ResetNeeded
+	case unanswered:
+		return gpu.Unproven
+	case count[gpu.Warn] > allowedWarnings:
+		return gpu.Degraded
+	}
+	return gpu.Pass
+}
+
+func covers(asked, row gpu.Level) bool {
+	order := []gpu.Level{gpu.Quick, gpu.Standard, gpu.Stress}
+	return slices.Index(order, asked) >= slices.Index(order, row)
+}
+
+// row is one line of the validation table.
+type row struct {
+	name  string
+	level gpu.Level
+	// severity is the row's own: that of an answer it needs and does not get.
+	severity gpu.Severity
+	// why says what NOT_SUPPORTED stands for.
+	why         string
+	needsDriver bool
+	check       func(c *cell)
+	// reading is what a baseline keeps of the row; nil keeps nothing.
+	reading func(d *nvml.Device) (string, bool)
+	// counter: the reading starts anew with each boot.
+	counter bool
+}
+
+func (r *row) answer(in *Input, d *nvml.Device) []gpu.Check {
+	c := &cell{in: in, d: d, row: r}
+	if in.Baseline != nil && (!r.counter || !in.rebooted()) {
+		readings := in.Baseline.Readings
+		if d != nil {
+			readings = nil
+			if i := slices.IndexFunc(in.Baseline.Devices, func(b gpu.Device) bool { return b.UUID == d.UUID.Value }); i >= 0 {
+				readings = in.Baseline.Devices[i].Readings
+			}
+		}
+		c.base, c.hasBase = readings[r.name]
+	}
+	r.check(c)
+	return c.out
+}
+
+// cell is one row on one device: what a rule reads and where it answers.
+type cell struct {
+	in      *Input
+	d       *nvml.Device // nil on a row of the host
+	row     *row
+	base    string
+	hasBase bool
+	out     []gpu.Check
+}
+
+func (c *cell) device() string {
+	if c.d == nil {
+		return ""
+	}
+	if c.d.UUID.OK() {
+		return c.d.UUID.Value
+	}
+	return fmt.Sprintf("GPU %d", c.d.Index)
+}
+
+func (c *cell) add(k gpu.Check) {
+	k.Name = c.row.name
+	if k.Device == "" {
+		k.Device = c.device()
+	}
+	c.out = append(c.out, k)
+}
+
+func (c *cell) pass(found string, args ...any) {
+	c.add(gpu.Check{OK: true, Severity: gpu.Info, Found: fmt.Sprintf(found, args...)})
+}
+
+func (c *cell) fail(severity gpu.Severity, expected, found, hint string) {
+	c.add(gpu.Check{Severity: severity, Expected: expected, Found: found, Hint: hint})
+}
+
+// skip records a row that has no answer and needs none here.
+func (c *cell) skip(why string) {
+	c.add(gpu.Check{Severity: gpu.Info, Found: "not answered", Skipped: why})
+}
+
+// unanswered records a row that has no answer though it matters.
+func (c *cell) unanswered(why, hint string) {
+	c.add(gpu.Check{Severity: c.row.severity, Found: "not answered", Skipped: why, Hint: hint})
+}
+
+// answered gives the value of a reading, or records why there is none.
+func answered[T any](c *cell, r nvml.Reading[T]) (T, bool) {
+	if r.OK() {
+		return r.Value, true
+	}
+	c.refused(r.Why())
+	var none T
+	return none, false
+}
+
+func (c *cell) refused(code nvml.Code, missing string) {
+	why := "not supported"
+	if c.row.why != "" {
+		why += ": " + c.row.why
+	}
+	switch {
+	case missing != "":
+		why = "the driver's library has no " + missing
+	case code == nvml.FunctionNotFound:
+		why = "the driver's library has another version of the call"
+	case code == nvml.NotSupported:
+	case code == nvml.GPUIsLost:
+		c.fail(gpu.Fatal, "an answer", code.String(), "the GPU fell off the bus: read the kernel log, power-cycle the host")
+		return
+	case code == nvml.ResetRequired:
+		c.fail(gpu.Reset, "an answer", code.String(), "drain the host and reset the GPU")
+		return
+	case code == nvml.NoPermission:
+		c.unanswered("no permission", "run the agent as root with the capability files of the driver")
+		return
+	case code == nvml.Unknown:
+		c.fail(c.row.severity, "an answer", code.String(), "the driver failed inside: read the kernel log")
+		return
+	default:
+		c.unanswered("the driver answers "+code.String(), "repeat the check; if it stays, reload the driver")
+		return
+	}
+	if c.hasBase {
+		c.fail(gpu.Warn, c.base+", as in the baseline", why, "the new driver or the GPU's mode no longer gives this value")
+		return
+	}
+	c.skip(why)
+}
+
+// equalBase compares with the baseline, where there is one.
+func (c *cell) equalBase(severity gpu.Severity, found, hint string) {
+	if c.hasBase && c.base != found {
+		c.fail(severity, c.base+", as in the baseline", found, hint)
+		return
+	}
+	c.pass("%s", found)
+}
+
+// Readings are what a baseline keeps of one GPU.
+func Readings(d *nvml.Device) map[string]string {
+	kept := map[string]string{}
+	for _, r := range gpuRows {
+		if r.reading == nil || d.Handle != nvml.Success {
+			continue
+		}
+		if value, ok := r.reading(d); ok {
+			kept[r.name] = value
+		}
+	}
+	return kept
+}
+
+// HostReadings are what a baseline keeps of the host.
+func HostReadings(s *nvml.Snapshot) map[string]string {
+	kept := map[string]string{}
+	if s.ConfCompute.OK() {
+		kept[rowConfCompute] = onOff(s.ConfCompute.Value != 0)
+	}
+	return kept
+}
+
+func onOff(b bool) string {
+	if b {
+		return "on"
+	}
+	return "off"
+}
+
+// text makes a baseline reading out of an answer.
+func text[T any](r nvml.Reading[T], write func(T) string) (string, bool) {
+	if !r.OK() {
+		return "", false
+	}
+	return write(r.Value), true
+}
+
+func list(values []string) string {
+	if len(values) == 0 {
+		return "none"
+	}
+	return strings.Join(values, ", ")
+}

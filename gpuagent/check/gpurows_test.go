@@ -1,0 +1,210 @@
+package check
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/cuda"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+var gpuFaults = []fault{
+	{"GPU lost at the handle", func(_ *Input, d *nvml.Device) { d.Handle = nvml.GPUIsLost }, rowIdentity, gpu.Fatal, "GPU_IS_LOST", unfit},
+	{"GPU needs a reset at the handle", func(_ *Input, d *nvml.Device) { d.Handle = nvml.ResetRequired }, rowIdentity, gpu.Reset, "RESET_REQUIRED", reset},
+	{"VBIOS changed", func(_ *Input, d *nvml.Device) { d.VBIOS = is("97.0") }, "VBIOS", gpu.Warn, "97.0", degraded},
+	{"card exchanged", func(_ *Input, d *nvml.Device) { d.Serial = is("1") }, "serial", gpu.Warn, "1", degraded},
+	{"recovery 1", recovery(1), "recovery action", gpu.Reset, "GPU_RESET", reset},
+	{"recovery 2", recovery(2), "recovery action", gpu.Fatal, "NODE_REBOOT", unfit},
+	{"recovery 3", recovery(3), "recovery action", gpu.Warn, "DRAIN_P2P", degraded},
+	{"recovery 4", recovery(4), "recovery action", gpu.Reset, "DRAIN_AND_RESET", reset},
+	{"recovery 5", recovery(5), "recovery action", gpu.Fatal, "IMEX", unfit},
+	{"recovery 6", recovery(6), "recovery action", gpu.Fatal, "BUS_RESET", unfit},
+	{"recovery 7", recovery(7), "recovery action", gpu.Fatal, "SYSTEM_REBOOT", unfit},
+	{"recovery 99", recovery(99), "recovery action", gpu.Fatal, "unknown", unfit},
+	{"recovery on an older driver", func(_ *Input, d *nvml.Device) { d.Recovery = code[uint64](nvml.NotSupported) }, "recovery action", "", "older driver", pass},
+	{"PCIe lanes lost", func(_ *Input, d *nvml.Device) { d.PCIeWidth = is(nvml.Pair{Current: 8, Other: 16}) }, "PCIe width", gpu.Fatal, "x8", unfit},
+	{"PCIe lanes other than before", func(_ *Input, d *nvml.Device) { d.PCIeWidth = is(nvml.Pair{Current: 8, Other: 8}) }, "PCIe width", gpu.Fatal, "x8", unfit},
+	{"PCIe slow under load", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].PCIeGen = is(nvml.Pair{Current: 3, Other: 5}) }, "PCIe generation", gpu.Warn, "3", degraded},
+	{"PCIe not observed under load", func(in *Input, _ *nvml.Device) { in.Watch = nil }, "PCIe generation", "", "not observed", pass},
+	{"PCIe replays", func(_ *Input, d *nvml.Device) { d.PCIeReplay = is(uint64(4)) }, "PCIe errors", gpu.Warn, "1 new", degraded},
+	{"PCIe replays during the probe", func(in *Input, _ *nvml.Device) { in.Baseline = nil; in.Watch.Devices[0].Replays = is(uint64(2)) }, "PCIe errors", gpu.Warn, "2 new", degraded},
+	{"other PCIe errors", func(_ *Input, d *nvml.Device) { d.PCIeErrors = is(uint64(7)) }, "PCIe errors", gpu.Warn, "7 new", degraded},
+	{"fatal PCIe error", func(_ *Input, d *nvml.Device) { d.PCIeFatal = is(uint64(1)) }, "PCIe errors", gpu.Fatal, "1", unfit},
+	{"ECC change pending", func(_ *Input, d *nvml.Device) { d.ECCMode = is(nvml.Pair{Current: 1}) }, "ECC mode", gpu.Reset, "off after a reset", reset},
+	{"ECC switched off", func(_ *Input, d *nvml.Device) { d.ECCMode = is(nvml.Pair{}) }, "ECC mode", gpu.Reset, "off", reset},
+	{"ECC error", func(_ *Input, d *nvml.Device) { d.ECCVolatile = is(uint64(1)) }, "ECC volatile", gpu.Fatal, "1", unfit},
+	{"SRAM threshold", func(_ *Input, d *nvml.Device) { d.SRAMOver = is(true) }, "SRAM errors", gpu.Fatal, "exceeded", unfit},
+	{"SRAM status only for root", func(_ *Input, d *nvml.Device) { d.SRAMOver = code[bool](nvml.NoPermission) }, "SRAM errors", gpu.Fatal, "no permission", unproven},
+	{"ECC errors over the life", func(_ *Input, d *nvml.Device) { d.ECCAggregate = is(uint64(3)) }, "ECC aggregate", gpu.Warn, "3", degraded},
+	{"remap failed", remap(nvml.Remap{Failure: true}), "row remap", gpu.Fatal, "could not", unfit},
+	{"remap pending", remap(nvml.Remap{Pending: true}), "row remap", gpu.Reset, "waits", reset},
+	{"too many remaps", remap(nvml.Remap{Uncorrectable: 513}), "row remap", gpu.Fatal, "513", unfit},
+	{"banks without spare rows", func(_ *Input, d *nvml.Device) { d.RemapNone = is(uint64(1)) }, "row remap reserve", gpu.Warn, "1 banks", degraded},
+	{"unrepairable memory", func(_ *Input, d *nvml.Device) { d.Unrepairable = is(true) }, "unrepairable memory", gpu.Fatal, "unrepairable", unfit},
+	{"repair pending", func(_ *Input, d *nvml.Device) { d.RepairWaits = is(true) }, "memory repair", gpu.Fatal, "pending", unfit},
+	{"page retirement pending", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{}), is(true) }, "retired pages", gpu.Warn, "waits", degraded},
+	{"too many retired pages", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{SingleBit: 63}) }, "retired pages", gpu.Warn, "63", degraded},
+	{"too many for double-bit errors", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{DoubleBit: 16}) }, "retired pages", gpu.Warn, "16", degraded},
+	{"InfoROM corrupted", func(_ *Input, d *nvml.Device) { d.InfoROMValid = code[bool](nvml.CorruptedInfoROM) }, "InfoROM", gpu.Warn, "CORRUPTED", degraded},
+	{"throttled now", func(_ *Input, d *nvml.Device) { d.Throttle = is(uint64(0x40)) }, "throttle", gpu.Warn, "hardware thermal", degraded},
+	{"throttled in some samples", throttled(3), "throttle", gpu.Warn, "power brake", degraded},
+	{"throttled in every sample", throttled(20), "throttle", gpu.Fatal, "every sample", unfit},
+	{"hot", func(_ *Input, d *nvml.Device) { d.Temperature = is(85) }, "temperature", gpu.Warn, "85", degraded},
+	{"margin gone", func(_ *Input, d *nvml.Device) { d.Margin = is(2) }, "temperature", gpu.Warn, "2", degraded},
+	{"memory hot", func(_ *Input, d *nvml.Device) { d.MemoryTemp = is(95) }, "memory temperature", gpu.Warn, "95", degraded},
+	{"power limit lost", func(_ *Input, d *nvml.Device) { d.PowerLimit = is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
+	{"power limit other than before", func(in *Input, d *nvml.Device) { in.Expect.PowerLimitWatts, d.PowerLimit = 0, is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
+	{"persistence lost", func(_ *Input, d *nvml.Device) { d.Persistence = is(false) }, "persistence mode", gpu.Warn, "off", degraded},
+	{"compute prohibited", func(_ *Input, d *nvml.Device) { d.ComputeMode = is(2) }, "compute mode", gpu.Fatal, "PROHIBITED", unfit},
+	{"compute exclusive, not before", func(_ *Input, d *nvml.Device) { d.ComputeMode = is(3) }, "compute mode", gpu.Fatal, "EXCLUSIVE", unfit},
+	{"link down", func(_ *Input, d *nvml.Device) { d.Links[4].Up = is(false) }, "NVLink up", gpu.Fatal, "down: 4", unfit},
+	{"links missing", func(_ *Input, d *nvml.Device) { d.LinkCount, d.Links = is(uint64(12)), d.Links[:12] }, "NVLink up", gpu.Fatal, "12 links", unfit},
+	{"link slow", func(_ *Input, d *nvml.Device) { d.Links[0].Speed = is(uint64(1)) }, "NVLink speed", gpu.Warn, "1, 26562", degraded},
+	{"link replays", func(_ *Input, d *nvml.Device) { d.Links[0].Replay = is(uint64(1)) }, "NVLink errors", gpu.Fatal, "1 new", unfit},
+	{"link recoveries", func(_ *Input, d *nvml.Device) { d.Links[0].Recovery = is(uint64(1)) }, "NVLink errors", gpu.Fatal, "1 new", unfit},
+	{"CRC errors", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].CRC = is(uint64(200)) }, "NVLink CRC", gpu.Warn, "100", degraded},
+	{"fabric not started", fabricIs(nvml.Fabric{Version: 3, State: 1}), "fabric", gpu.Fatal, "NOT_STARTED", unfit},
+	{"fabric still coming up", fabricIs(nvml.Fabric{Version: 3, State: 2}), "fabric", gpu.Fatal, "IN_PROGRESS", unfit},
+	{"fabric completed with an error", fabricIs(nvml.Fabric{Version: 3, State: 3, Status: nvml.Unknown, Summary: 1}), "fabric", gpu.Fatal, "UNKNOWN", unfit},
+	{"fabric unhealthy", fabricIs(nvml.Fabric{Version: 3, State: 3, Summary: 2, Health: 0x10}), "fabric", gpu.Fatal, "unhealthy route", unfit},
+	{"fabric limited", fabricIs(nvml.Fabric{Version: 3, State: 3, Summary: 3, Health: 0x1}), "fabric", gpu.Warn, "degraded bandwidth", degraded},
+	{"fabric wrongly configured", fabricIs(nvml.Fabric{Version: 2, State: 3, Health: 0x200}), "fabric", gpu.Fatal, "wrong configuration", unfit},
+	{"no fabric though declared", func(_ *Input, d *nvml.Device) { d.Fabric = code[nvml.Fabric](nvml.NotSupported) }, "fabric", gpu.Fatal, "no fabric", unfit},
+	{"peer access changed", func(_ *Input, d *nvml.Device) { d.Peers[0].NVLink = is(1) }, "P2P", gpu.Warn, "1/0/0", degraded},
+	{"MIG change pending", func(_ *Input, d *nvml.Device) { d.MIGMode = is(nvml.Pair{Other: 1}) }, "MIG mode", gpu.Reset, "on after a reset", reset},
+	{"MIG mode lost", func(in *Input, _ *nvml.Device) {
+		in.Expect.MIG = &gpu.ExpectMIG{Enabled: true, ModeOnly: true}
+		enable(&in.NVML.Devices[1])
+	}, "MIG mode", gpu.Reset, "off", reset},
+	{"a process on a drained GPU", func(_ *Input, d *nvml.Device) { d.Processes = is([]nvml.Process{{PID: 42, Kind: "compute"}}) }, "processes", gpu.Reset, "42", reset},
+	{"memory in use", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 81559 << 20, Used: 9 << 30}) }, "memory in use", gpu.Warn, "9216 MiB", degraded},
+	{"memory lost", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 40 << 30}) }, "memory total", gpu.Warn, "42949672960", degraded},
+	{"GSP firmware of another driver", func(_ *Input, d *nvml.Device) { d.GSPVersion = is("570.1.2") }, "GSP", gpu.Warn, "570.1.2", degraded},
+	{"GSP switched off", func(_ *Input, d *nvml.Device) { d.GSPEnabled = is(false) }, "GSP", gpu.Warn, "off", degraded},
+	{"C2C lost", func(in *Input, d *nvml.Device) { d.C2C = is(false); in.Baseline.Devices[0].Readings["C2C"] = "on" }, "C2C", gpu.Warn, "off", degraded},
+	{"C2C errors", func(in *Input, d *nvml.Device) {
+		d.C2CErrors = is(uint64(5))
+		in.Baseline.Devices[0].Readings["C2C errors"] = "1"
+	}, "C2C errors", gpu.Warn, "4", degraded},
+	{"the probe did not run", func(in *Input, _ *nvml.Device) { in.Proofs = in.Proofs[1:]; in.Expect.TensorFusion.Limiter = "" }, rowCUDA, gpu.Fatal, "did not run", unproven},
+	{"the limiter does not hold", func(in *Input, _ *nvml.Device) { in.Proofs[0].Limit = &cuda.LimitResult{Found: "2 GiB given"} }, "vGPU limit", gpu.Fatal, "2 GiB", unfit},
+	{"slow copies", func(in *Input, _ *nvml.Device) { in.Proofs[0].Slow = []string{"host to device 2.0 GB/s of 40.0"} }, "bandwidth", gpu.Warn, "2.0 GB/s", degraded},
+}
+
+func recovery(n uint64) func(*Input, *nvml.Device) {
+	return func(_ *Input, d *nvml.Device) { d.Recovery = is(n) }
+}
+
+func remap(r nvml.Remap) func(*Input, *nvml.Device) {
+	return func(_ *Input, d *nvml.Device) { d.Remap = is(r) }
+}
+
+func fabricIs(f nvml.Fabric) func(*Input, *nvml.Device) {
+	return func(_ *Input, d *nvml.Device) { d.Fabric = is(f) }
+}
+
+func throttled(samples int) func(*Input, *nvml.Device) {
+	return func(in *Input, _ *nvml.Device) {
+		in.Watch.Devices[0].Throttled, in.Watch.Devices[0].Reasons = samples, 0x80
+	}
+}
+
+func enable(d *nvml.Device) { d.MIGMode = is(nvml.Pair{Current: 1, Other: 1}) }
+
+func TestEachFaultOfAGPUIsNamedByItsRowAndNoOther(t *testing.T) {
+	for _, f := range gpuFaults {
+		t.Run(f.what, f.run)
+	}
+}
+
+func TestNotSupportedIsASkipByNameAndAWarningWhereTheBaselineHadAValue(t *testing.T) {
+	in := healthy()
+	d := &in.NVML.Devices[0]
+	d.ECCVolatile = code[uint64](nvml.NotSupported)
+	checks := failed(Evaluate(*in))
+	require.Len(t, checks, 1)
+	require.Equal(t, "ECC volatile", checks[0].Name)
+	require.Equal(t, gpu.Warn, checks[0].Severity)
+
+	in.Baseline = nil
+	in.Watch.Devices[0].Replays = is(uint64(0))
+	all := Evaluate(*in)
+	require.Empty(t, failed(all))
+	for _, c := range all {
+		if c.Name == "ECC volatile" && c.Device == first {
+			require.False(t, c.OK)
+			require.Contains(t, c.Skipped, "not supported: ECC is off")
+		}
+	}
+}
+
+func TestAMissingSymbolIsASkipThatNamesIt(t *testing.T) {
+	in := healthy()
+	in.NVML.Devices[0].SRAMOver = nvml.Reading[bool]{Missing: "nvmlDeviceGetSramEccErrorStatus"}
+	checks := Evaluate(*in)
+	require.Empty(t, failed(checks))
+	require.Contains(t, skips(checks), "SRAM errors: the driver's library has no nvmlDeviceGetSramEccErrorStatus")
+}
+
+func skips(checks []gpu.Check) []string {
+	var out []string
+	for _, c := range checks {
+		if c.Skipped != "" {
+			out = append(out, c.Name+": "+c.Skipped)
+		}
+	}
+	return out
+}
+
+func TestALostGPUIsFatalInWhateverRowItShows(t *testing.T) {
+	in := healthy()
+	in.NVML.Devices[0].Temperature = code[int](nvml.GPUIsLost)
+	checks := failed(Evaluate(*in))
+	require.Len(t, checks, 1)
+	require.Equal(t, gpu.Fatal, checks[0].Severity)
+	require.Equal(t, "GPU_IS_LOST", checks[0].Found)
+}
+
+func TestWithMIGInstancesTheRemapRowsAreSkippedAndEachMIGDeviceIsProven(t *testing.T) {
+	in := healthy()
+	in.Expect.MIG = &gpu.ExpectMIG{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "1g.10gb": 2}}
+	in.Proofs = nil
+	for i := range in.NVML.Devices {
+		d := &in.NVML.Devices[i]
+		enable(d)
+		d.Remap, d.RemapNone = code[nvml.Remap](nvml.NotSupported), code[uint64](nvml.NotSupported)
+		d.Instances = is(nvml.Instances{{Profile: "1g.10gb", Start: 2, Compute: 1}, {Profile: "1g.10gb", Start: 3, Compute: 1}, {Profile: "3g.40gb", Start: 4, Compute: 1}})
+		d.MIGDevices = []nvml.MIGDevice{{UUID: "MIG-" + d.UUID.Value}}
+		in.Proofs = append(in.Proofs, Proof{GPU: d.UUID.Value, Result: proof("MIG-" + d.UUID.Value).Result})
+	}
+	checks := Evaluate(*in)
+	require.Empty(t, failed(checks))
+	require.Contains(t, skips(checks), "row remap: not supported: MIG instances exist")
+
+	in.NVML.Devices[0].Instances.Value[0].Compute = 0
+	require.Equal(t, []string{"MIG layout"}, names(failed(Evaluate(*in))), "half-made")
+	in.NVML.Devices[0].Instances.Value = in.NVML.Devices[0].Instances.Value[1:]
+	require.Equal(t, []string{"MIG layout"}, names(failed(Evaluate(*in))), "one instance is missing")
+	in.Expect.MIG.ModeOnly = true
+	require.Empty(t, failed(Evaluate(*in)), "the instances of a partitioned pool are not ours")
+}
+
+func TestMIGWithoutInstancesIsNoFailureOfTheProbe(t *testing.T) {
+	in := healthy()
+	in.Expect.MIG, in.Proofs, in.Expect.TensorFusion.Limiter = &gpu.ExpectMIG{Enabled: true}, nil, ""
+	enable(&in.NVML.Devices[0])
+	enable(&in.NVML.Devices[1])
+	checks := Evaluate(*in)
+	require.Empty(t, failed(checks))
+	require.Equal(t, pass, Verdict(checks, 0))
+}
+
+func names(checks []gpu.Check) []string {
+	var out []string
+	for _, c := range checks {
+		out = append(out, c.Name)
+	}
+	return out
+}

@@ -1,0 +1,214 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+func libraryAndDriver(c *cell) {
+	switch {
+	case c.in.Trouble != "":
+		c.fail(gpu.Fatal, "an answer of the driver", c.in.Trouble, "read the kernel log; a GPU that holds a process needs a reset or a reboot of the host")
+	case c.in.NVML.Init == nvml.LibraryNotFound:
+		c.fail(gpu.Fatal, "libnvidia-ml.so.1", "no library: "+c.in.NVML.Init.String(), "install the driver's user-space libraries, or mount them into the agent's container")
+	case c.in.NVML.Init == nvml.DriverNotLoaded:
+		c.fail(gpu.Fatal, "the kernel module nvidia", "driver not loaded: "+c.in.NVML.Init.String(), "load the module (modprobe nvidia) and read the kernel log if it refuses")
+	case c.in.NVML.Init == nvml.VersionMismatch:
+		c.fail(gpu.Fatal, "library and kernel module of one version", "version mismatch: "+c.in.NVML.Init.String(), "a driver upgrade is half done: reload the kernel module or reboot the host")
+	case c.in.NVML.Init != nvml.Success:
+		c.fail(gpu.Fatal, "SUCCESS", c.in.NVML.Init.String(), "read the kernel log")
+	default:
+		c.pass("up")
+	}
+}
+
+// baselineBoot notes that a baseline is of an earlier boot. That is what a
+// driver upgrade with a reboot looks like, so it only changes how counters and
+// the kernel log are read.
+func baselineBoot(c *cell) {
+	switch {
+	case c.in.Baseline == nil:
+		c.skip("no baseline")
+	case c.in.rebooted():
+		c.fail(gpu.Info, "boot "+c.in.Baseline.BootID, "boot "+c.in.Host.BootID, "the host was rebooted since the baseline: counters and kernel log are judged from the boot on")
+	default:
+		c.pass("of this boot")
+	}
+}
+
+func driverVersion(c *cell) {
+	library, ok := answered(c, c.in.NVML.Driver)
+	if !ok {
+		return
+	}
+	want := c.in.Expect.Driver
+	if want == "" {
+		want = library
+	}
+	hidden := 0
+	for _, v := range []struct{ from, version string }{
+		{"library", library}, {"/sys/module/nvidia/version", c.in.Host.Module}, {"/proc/driver/nvidia/version", c.in.Host.Proc},
+	} {
+		switch {
+		case v.version == "":
+			hidden++
+			c.skip("not visible: " + v.from)
+		case v.version != want:
+			c.fail(gpu.Fatal, want, v.version+" ("+v.from+")", "reload the kernel module or reboot the host; if it stays, the upgrade did not install the target driver")
+			return
+		}
+	}
+	if hidden == 0 {
+		c.pass("%s", library)
+	}
+}
+
+// userSpaceLibraries: the libraries in the loader's path are of the loaded
+// module's version.
+func userSpaceLibraries(c *cell) {
+	module := c.in.Host.Module
+	if module == "" {
+		c.skip("not visible: /sys/module/nvidia/version")
+		return
+	}
+	for _, l := range c.in.Host.Libraries {
+		switch {
+		case l.Path == "":
+			c.fail(gpu.Fatal, l.Name, "not in the loader's path", "install the driver's user-space libraries and run ldconfig")
+		case l.Version == "":
+			c.skip(l.Path + " links to a file without a version")
+		case l.Version != module:
+			c.fail(gpu.Fatal, l.Name+" "+module+", as the kernel module", l.Version, "a driver upgrade is half done: reload the kernel module or reboot the host")
+		default:
+			c.pass("%s %s", l.Name, l.Version)
+		}
+	}
+}
+
+func cudaVersion(c *cell) {
+	version, ok := answered(c, c.in.NVML.CUDA)
+	if !ok {
+		return
+	}
+	found := fmt.Sprintf("%d.%d", version/1000, version%1000/10)
+	if want := c.in.Expect.CUDA; want != "" {
+		var major, minor int
+		if n, err := fmt.Sscanf(want, "%d.%d", &major, &minor); n != 2 || err != nil {
+			c.unanswered("the plan asks for CUDA "+want+", which is no version like 12.4", "correct the plan")
+			return
+		}
+		if version < 1000*major+10*minor {
+			c.fail(gpu.Fatal, "at least "+want, found, "the driver is too old for this CUDA version: upgrade it")
+			return
+		}
+	}
+	c.pass("%s", found)
+}
+
+func deviceCount(c *cell) {
+	n, ok := answered(c, c.in.NVML.Count)
+	if !ok {
+		return
+	}
+	const hint = "a GPU is off the bus or not bound to the driver: compare with lspci and read the kernel log"
+	failed := false
+	compare := func(with string, want int) {
+		if want != n {
+			failed = true
+			c.fail(gpu.Fatal, fmt.Sprintf("%d (%s)", want, with), fmt.Sprintf("%d by NVML", n), hint)
+		}
+	}
+	if c.in.Host.PCIVisible {
+		compare("on the PCI bus", len(c.in.Host.PCI))
+	} else {
+		c.skip("not visible: PCI bus")
+	}
+	if want := c.in.Expect.GPUs; want > 0 {
+		compare("declared", want)
+	}
+	if b := c.in.Baseline; b != nil {
+		compare("in the baseline", len(b.Devices))
+	}
+	if n == 0 && !failed {
+		failed = true
+		c.fail(gpu.Fatal, "at least one GPU", "none", hint)
+	}
+	if !failed {
+		c.pass("%d GPUs", n)
+	}
+}
+
+func fabricServices(c *cell) {
+	if len(c.in.Expect.Services) == 0 {
+		c.skip("none declared")
+	}
+	for _, s := range c.in.Host.Services {
+		switch {
+		case !s.Visible:
+			c.unanswered("not visible: systemd's control groups ("+s.Name+")", "give the agent the host's /sys/fs/cgroup")
+		case !s.Active:
+			c.fail(gpu.Fatal, s.Name+" active", "not running", "start it and read its log; its version must be the driver's")
+		default:
+			c.pass("%s active", s.Name)
+		}
+	}
+}
+
+func confidentialComputing(c *cell) {
+	feature, ok := answered(c, c.in.NVML.ConfCompute)
+	if !ok {
+		return
+	}
+	if feature != 0 && c.in.NVML.ConfReady.OK() && c.in.NVML.ConfReady.Value != 1 {
+		c.fail(gpu.Fatal, "GPUs ready for work", "not ready", "set the ready state (nvidia-smi conf-compute -srs 1): CUDA fails without")
+		return
+	}
+	c.equalBase(gpu.Fatal, onOff(feature != 0), "confidential computing was switched: check firmware settings of the host")
+}
+
+func deviceFiles(c *cell) {
+	for _, n := range c.in.Host.Nodes {
+		major, known := c.in.Host.Majors[n.Wanted]
+		const hint = "create the device files (nvidia-modprobe -u -c 0, nvidia-smi) or check udev"
+		switch {
+		case !n.Exists:
+			c.fail(gpu.Fatal, n.Path, "no such file", hint)
+		case !n.Char:
+			c.fail(gpu.Fatal, n.Path+" a character device", "another kind of file", "remove it; "+hint)
+		case known && major != n.Major:
+			c.fail(gpu.Fatal, fmt.Sprintf("%s with major %d of %s", n.Path, major, n.Wanted), fmt.Sprint(n.Major), "the file is left over from another driver: remove it; "+hint)
+		default:
+			c.pass("%s", n.Path)
+		}
+	}
+}
+
+// tensorFusion gives the part of the snapshot, or records the skip.
+func (c *cell) tensorFusion() bool {
+	if c.in.Host.TensorFusion == nil || c.in.Expect.TensorFusion == nil {
+		c.skip("not asked for")
+		return false
+	}
+	return true
+}
+
+func tensorFusionModules(c *cell) {
+	if !c.tensorFusion() {
+		return
+	}
+	var missing []string
+	for _, m := range []string{"nvidia", "nvidia_uvm"} {
+		if !slices.Contains(c.in.Host.Modules, m) {
+			missing = append(missing, m)
+		}
+	}
+	if len(missing) > 0 {
+		c.fail(gpu.Fatal, "modules nvidia and nvidia_uvm", "not loaded: "+strings.Join(missing, ", "), "load them with modprobe")
+		return
+	}
+	c.pass("%s", list(c.in.Host.Modules))
+}

@@ -1,0 +1,173 @@
+package check
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+// temperatureMargin is how far below its limit a GPU must be, in degrees: an
+// idle or probed GPU that is closer has no cooling to spare for work.
+const temperatureMargin = 5
+
+// persistentSamples is how many samples in a row, all of the probe's, make
+// throttling persistent.
+const persistentSamples = 3
+
+var throttleReasons = []struct {
+	bit  uint64
+	name string
+}{{0x8, "hardware slowdown"}, {0x20, "software thermal"}, {0x40, "hardware thermal"}, {0x80, "hardware power brake"}}
+
+func throttle(c *cell) {
+	bits, ok := answered(c, c.d.Throttle)
+	if !ok {
+		return
+	}
+	harmful, persistent := bits&nvml.HarmfulReasons, false
+	if w := c.watched(); w != nil {
+		harmful |= w.Reasons
+		persistent = w.Throttled >= persistentSamples && w.Throttled == c.in.Watch.Samples
+	}
+	if harmful == 0 {
+		c.pass("no harmful reason")
+		return
+	}
+	var names []string
+	for _, r := range throttleReasons {
+		if harmful&r.bit != 0 {
+			names = append(names, r.name)
+		}
+	}
+	severity, found := gpu.Warn, strings.Join(names, ", ")
+	if persistent {
+		severity, found = gpu.Fatal, found+" in every sample"
+	}
+	c.fail(severity, "no slowdown", found, "check cooling and power of the host")
+}
+
+func temperature(c *cell) {
+	if c.d.Margin.OK() {
+		if m := c.d.Margin.Value; m < temperatureMargin {
+			c.fail(gpu.Warn, fmt.Sprintf("at least %d °C below the slowdown", temperatureMargin), fmt.Sprintf("%d °C", m), "check the host's cooling")
+			return
+		}
+		c.pass("%d °C below the slowdown", c.d.Margin.Value)
+		return
+	}
+	now, ok := answered(c, c.d.Temperature)
+	if !ok {
+		return
+	}
+	limit, ok := answered(c, c.d.Slowdown)
+	if !ok {
+		return
+	}
+	c.below(now, limit)
+}
+
+func memoryTemperature(c *cell) {
+	now, ok := answered(c, c.d.MemoryTemp)
+	if !ok {
+		return
+	}
+	// A memory sensor that reads 0 is absent.
+	if now == 0 {
+		c.skip("no sensor at the memory")
+		return
+	}
+	if limit, ok := answered(c, c.d.MemoryMax); ok {
+		c.below(now, limit)
+	}
+}
+
+func (c *cell) below(now, limit int) {
+	if now > limit-temperatureMargin {
+		c.fail(gpu.Warn, fmt.Sprintf("at most %d °C", limit-temperatureMargin), fmt.Sprintf("%d °C", now), "check the host's cooling")
+		return
+	}
+	c.pass("%d °C", now)
+}
+
+func powerLimit(c *cell) {
+	limit, ok := answered(c, c.d.PowerLimit)
+	if !ok {
+		return
+	}
+	const hint = "a reload of the driver resets it: set it again (nvidia-smi -pl)"
+	found := watts(limit)
+	if want := c.in.Expect.PowerLimitWatts; want > 0 {
+		if math.Abs(float64(limit)-want*1000) >= 1 {
+			c.fail(gpu.Warn, fmt.Sprintf("%g W", want), found, hint)
+			return
+		}
+		c.pass("%s", found)
+		return
+	}
+	c.equalBase(gpu.Warn, found, hint)
+}
+
+func watts(milli uint64) string { return fmt.Sprintf("%g W", float64(milli)/1000) }
+
+func powerLimitReading(d *nvml.Device) (string, bool) { return text(d.PowerLimit, watts) }
+
+func persistenceMode(c *cell) {
+	on, ok := answered(c, c.d.Persistence)
+	if !ok {
+		return
+	}
+	if c.in.Expect.Persistence && !on {
+		c.fail(gpu.Warn, "on", "off", "a reload of the driver resets it: start nvidia-persistenced or set it (nvidia-smi -pm 1)")
+		return
+	}
+	c.pass("%s", onOff(on))
+}
+
+func persistenceReading(d *nvml.Device) (string, bool) { return text(d.Persistence, onOff) }
+
+var computeModes = []string{"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"}
+
+func computeModeName(mode int) string {
+	if mode >= 0 && mode < len(computeModes) {
+		return computeModes[mode]
+	}
+	return fmt.Sprintf("mode %d", mode)
+}
+
+func computeMode(c *cell) {
+	mode, ok := answered(c, c.d.ComputeMode)
+	if !ok {
+		return
+	}
+	found := computeModeName(mode)
+	switch {
+	case found == "DEFAULT", c.hasBase && c.base == found && found != "PROHIBITED":
+		c.pass("%s", found)
+	case c.hasBase:
+		c.fail(gpu.Fatal, "DEFAULT, or "+c.base+" as in the baseline", found, "set it back (nvidia-smi -c 0): PROHIBITED refuses every CUDA program")
+	default:
+		c.fail(gpu.Fatal, "DEFAULT", found, "set it (nvidia-smi -c 0), or validate against a baseline that has this mode")
+	}
+}
+
+func computeModeReading(d *nvml.Device) (string, bool) { return text(d.ComputeMode, computeModeName) }
+
+func gsp(c *cell) {
+	version, ok := answered(c, c.d.GSPVersion)
+	if !ok {
+		return
+	}
+	mode := onOff(c.d.GSPEnabled.Value)
+	if driver := c.in.NVML.Driver; c.d.GSPEnabled.Value && driver.OK() && version != driver.Value {
+		c.fail(gpu.Warn, "firmware "+driver.Value, version, "the firmware files are of another driver: install the matching package")
+		return
+	}
+	c.equalBase(gpu.Warn, mode, "the module's parameters changed (NVreg_EnableGpuFirmware)")
+}
+
+func gspReading(d *nvml.Device) (string, bool) {
+	return text(d.GSPEnabled, onOff)
+}

@@ -1,0 +1,291 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+// crcRateMost is the rate of CRC errors per second, over all links, that
+// NVIDIA's diagnostic tolerates.
+const crcRateMost = 100
+
+func nvlinkUp(c *cell) {
+	declared := c.in.Expect.NVLinks
+	// A card without links answers 0, or that it has no such thing.
+	if declared > 0 && (c.d.LinkCount.Code == nvml.NotSupported || c.d.LinkCount.OK() && c.d.LinkCount.Value == 0) {
+		c.fail(gpu.Fatal, fmt.Sprintf("%d links", declared), "none", "the GPU shows no NVLink: check the baseboard and the fabric manager")
+		return
+	}
+	n, ok := answered(c, c.d.LinkCount)
+	if !ok {
+		return
+	}
+	var down, unknown []string
+	for i, l := range c.d.Links {
+		switch {
+		case !l.Up.OK():
+			unknown = append(unknown, fmt.Sprint(i))
+		case !l.Up.Value:
+			down = append(down, fmt.Sprint(i))
+		}
+	}
+	found := fmt.Sprintf("%d links up", len(c.d.Links)-len(down)-len(unknown))
+	switch {
+	case declared > 0 && int(n) != declared:
+		c.fail(gpu.Fatal, fmt.Sprintf("%d links", declared), fmt.Sprintf("%d links", n), "the GPU shows another number of links: check the baseboard")
+	case len(down) > 0:
+		c.fail(gpu.Fatal, "every link up", "down: "+strings.Join(down, ", "), "check the fabric manager and the NVLink rows of the kernel log")
+	case len(unknown) > 0:
+		c.unanswered("no state of link "+strings.Join(unknown, ", "), "reload the driver and check again")
+	default:
+		c.equalBase(gpu.Fatal, found, "the GPU has other links than before: check the baseboard")
+	}
+}
+
+func nvlinkUpReading(d *nvml.Device) (string, bool) {
+	up := 0
+	for _, l := range d.Links {
+		if l.Up.OK() && l.Up.Value {
+			up++
+		}
+	}
+	return fmt.Sprintf("%d links up", up), d.LinkCount.OK()
+}
+
+func nvlinkSpeed(c *cell) {
+	if !c.hasLinks() {
+		return
+	}
+	for _, l := range c.d.Links {
+		if _, ok := answered(c, l.Speed); !ok {
+			return
+		}
+	}
+	c.equalBase(gpu.Warn, speeds(c.d), "links trained at another speed: check the baseboard and the fabric manager")
+}
+
+// hasLinks records a skip on a GPU without NVLink.
+func (c *cell) hasLinks() bool {
+	if len(c.d.Links) == 0 {
+		c.skip("no NVLink")
+	}
+	return len(c.d.Links) > 0
+}
+
+// speeds writes each speed that a link has once: links of a healthy GPU have
+// one. How many links there are is another row's matter.
+func speeds(d *nvml.Device) string {
+	var distinct []string
+	for _, l := range d.Links {
+		if s := fmt.Sprint(l.Speed.Value); !slices.Contains(distinct, s) {
+			distinct = append(distinct, s)
+		}
+	}
+	return strings.Join(distinct, ", ") + " MB/s"
+}
+
+func nvlinkSpeedReading(d *nvml.Device) (string, bool) {
+	return speeds(d), len(d.Links) > 0 && d.Links[0].Speed.OK()
+}
+
+// nvlinkErrors: one replay or recovery more than in the baseline is fatal.
+func nvlinkErrors(c *cell) {
+	if !c.hasLinks() {
+		return
+	}
+	for _, l := range c.d.Links {
+		if _, ok := answered(c, l.Replay); !ok {
+			return
+		}
+		if _, ok := answered(c, l.Recovery); !ok {
+			return
+		}
+	}
+	replays, recoveries := linkErrors(c.d)
+	found := fmt.Sprintf("%d replays, %d recoveries", replays, recoveries)
+	beforeReplays, beforeRecoveries, ok := parsePair(c.base)
+	if !c.hasBase || !ok {
+		// The counters of a new boot start at zero: what they hold is new.
+		if c.in.rebooted() && replays+recoveries > 0 {
+			c.fail(gpu.Fatal, "none since the reboot", found, "read the NVLink rows of the kernel log, reset the GPUs of the fabric")
+			return
+		}
+		c.pass("%s", found)
+		return
+	}
+	if grown := nvml.Growth(beforeReplays, replays) + nvml.Growth(beforeRecoveries, recoveries); grown > 0 {
+		c.fail(gpu.Fatal, "none new since the baseline", fmt.Sprintf("%d new: %s", grown, found), "read the NVLink rows of the kernel log, reset the GPUs of the fabric")
+		return
+	}
+	c.pass("%s", found)
+}
+
+func linkErrors(d *nvml.Device) (replays, recoveries uint64) {
+	for _, l := range d.Links {
+		replays += l.Replay.Value
+		recoveries += l.Recovery.Value
+	}
+	return replays, recoveries
+}
+
+func nvlinkErrorsReading(d *nvml.Device) (string, bool) {
+	replays, recoveries := linkErrors(d)
+	return fmt.Sprintf("%d/%d", replays, recoveries), len(d.Links) > 0 && d.Links[0].Replay.OK()
+}
+
+func nvlinkCRC(c *cell) {
+	if !c.hasLinks() {
+		return
+	}
+	w := c.watched()
+	if w == nil {
+		c.skip("not observed under load")
+		return
+	}
+	n, ok := answered(c, w.CRC)
+	if !ok {
+		return
+	}
+	rate := float64(n) / max(c.in.Watch.Took.Seconds(), 1e-3)
+	if rate >= crcRateMost {
+		c.fail(gpu.Warn, fmt.Sprintf("less than %d CRC errors per second", crcRateMost), fmt.Sprintf("%.0f", rate), "check cables and baseboard")
+		return
+	}
+	c.pass("%.0f CRC errors per second", rate)
+}
+
+// States and health of the fabric, as the published API numbers them.
+const (
+	fabricNone, fabricNotStarted, fabricInProgress, fabricCompleted = 0, 1, 2, 3
+	fabricHealthy, fabricUnhealthy, fabricLimited                   = 1, 2, 3
+)
+
+// fabricHealth are the fields of the health mask: two bits each, 1 is true; the
+// configuration has four and is right at 1, wrong above.
+var fabricHealth = []struct {
+	shift, bits uint
+	name        string
+}{{0, 2, "degraded bandwidth"}, {2, 2, "route recovery"}, {4, 2, "unhealthy route"}, {6, 2, "access timeout recovery"}, {8, 4, "wrong configuration"}}
+
+func fabricTrouble(mask uint32) []string {
+	var trouble []string
+	for _, f := range fabricHealth {
+		value := mask >> f.shift & (1<<f.bits - 1)
+		if f.bits == 2 && value == 1 || f.bits == 4 && value >= 2 {
+			trouble = append(trouble, f.name)
+		}
+	}
+	return trouble
+}
+
+// InFabricProgress reports a GPU whose fabric is still coming up: worth
+// another look before the deadline.
+func InFabricProgress(s *nvml.Snapshot) bool {
+	return slices.ContainsFunc(s.Devices, func(d nvml.Device) bool {
+		return d.Fabric.OK() && d.Fabric.Value.State == fabricInProgress
+	})
+}
+
+func fabric(c *cell) {
+	none := c.d.Fabric.Code == nvml.NotSupported || c.d.Fabric.OK() && c.d.Fabric.Value.State == fabricNone
+	if none && c.in.Expect.Fabric {
+		c.fail(gpu.Fatal, "part of an NVSwitch fabric", "no fabric", "start the fabric manager of the driver's version")
+		return
+	}
+	if none && !c.hasBase {
+		c.skip("no NVSwitch fabric")
+		return
+	}
+	f, ok := answered(c, c.d.Fabric)
+	if !ok {
+		return
+	}
+	trouble := fabricTrouble(f.Health)
+	const completed = "state COMPLETED with status SUCCESS"
+	switch {
+	case f.State == fabricNone:
+		c.fail(gpu.Warn, c.base+", as in the baseline", "no fabric", "start the fabric manager of the driver's version")
+	case f.State == fabricNotStarted:
+		c.fail(gpu.Fatal, completed, "NOT_STARTED", "start the fabric manager of the driver's version")
+	case f.State == fabricInProgress:
+		c.fail(gpu.Fatal, completed+" before the deadline", "IN_PROGRESS", "read the fabric manager's log")
+	case f.State != fabricCompleted || f.Status != nvml.Success:
+		c.fail(gpu.Fatal, completed, fmt.Sprintf("state %d with status %s", f.State, f.Status), "read the fabric manager's log")
+	case f.Version == 3 && f.Summary == fabricLimited:
+		c.fail(gpu.Warn, "healthy", "limited capacity: "+list(trouble), "read the fabric manager's log")
+	case f.Version == 3 && f.Summary == fabricUnhealthy, len(trouble) > 0:
+		c.fail(gpu.Fatal, "healthy", "unhealthy: "+list(trouble), "read the fabric manager's log; reset the GPUs of the fabric")
+	default:
+		c.pass("completed")
+	}
+}
+
+func fabricReading(d *nvml.Device) (string, bool) {
+	return "completed", d.Fabric.OK() && d.Fabric.Value.State == fabricCompleted
+}
+
+// peers compares the matrix of peer access with the baseline's.
+func peers(c *cell) {
+	if len(c.d.Peers) == 0 {
+		c.skip("no other GPU")
+		return
+	}
+	for _, p := range c.d.Peers {
+		if _, ok := answered(c, p.Read); !ok {
+			return
+		}
+	}
+	if !c.hasBase {
+		c.pass("%d peers", len(c.d.Peers))
+		return
+	}
+	had, has := strings.Fields(c.base), strings.Fields(peerText(c.d))
+	if lost := without(had, has); len(lost) > 0 {
+		c.fail(gpu.Warn, list(lost)+", as in the baseline", list(without(has, had)), "peer access changed (UUID end: NVLink/read/write@topology): check NVLink, IOMMU and the driver's parameters")
+		return
+	}
+	c.pass("%d peers as in the baseline", len(c.d.Peers))
+}
+
+// peerText writes one word a peer: the end of its UUID, then the answers for
+// NVLink, read and write (0 is yes), then the kind of path.
+func peerText(d *nvml.Device) string {
+	var words []string
+	for _, p := range d.Peers {
+		end := p.UUID[max(0, len(p.UUID)-8):]
+		words = append(words, fmt.Sprintf("%s:%d/%d/%d@%d", end, p.NVLink.Value, p.Read.Value, p.Write.Value, p.Topology.Value))
+	}
+	slices.Sort(words)
+	return strings.Join(words, " ")
+}
+
+func peersReading(d *nvml.Device) (string, bool) {
+	return peerText(d), len(d.Peers) > 0 && d.Peers[0].Read.OK()
+}
+
+func c2c(c *cell) {
+	if up, ok := answered(c, c.d.C2C); ok {
+		c.equalBase(gpu.Warn, onOff(up), "the chip-to-chip link changed: reboot the host")
+	}
+}
+
+func c2cReading(d *nvml.Device) (string, bool) { return text(d.C2C, onOff) }
+
+func c2cErrors(c *cell) {
+	n, ok := answered(c, c.d.C2CErrors)
+	if !ok {
+		return
+	}
+	before, _, ok := parsePair(c.base + "/0")
+	if grown := nvml.Growth(before, n); c.hasBase && ok && grown > 0 {
+		c.fail(gpu.Warn, "no new errors since the baseline", fmt.Sprint(grown), "watch the chip-to-chip link")
+		return
+	}
+	c.pass("%d errors in all", n)
+}
+
+func c2cErrorsReading(d *nvml.Device) (string, bool) { return text(d.C2CErrors, number) }

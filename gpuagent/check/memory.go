@@ -1,0 +1,218 @@
+package check
+
+import (
+	"fmt"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+// Limits of retired pages and remapped rows after which a card is returned, as
+// NVIDIA's own diagnostic sets them.
+const (
+	retiredMost       = 63
+	retiredMostDouble = 15
+	remappedMost      = 512
+)
+
+func eccMode(c *cell) {
+	mode, ok := answered(c, c.d.ECCMode)
+	if !ok {
+		return
+	}
+	found := onOff(mode.Current == 1)
+	if mode.Current != mode.Other {
+		c.fail(gpu.Reset, "nothing pending", fmt.Sprintf("%s, %s after a reset", found, onOff(mode.Other == 1)), "reset the GPU or reboot the host to apply it")
+		return
+	}
+	c.equalBase(gpu.Reset, found, "set the ECC mode back (nvidia-smi -e) and reset the GPU")
+}
+
+func eccModeReading(d *nvml.Device) (string, bool) {
+	return text(d.ECCMode, func(p nvml.Pair) string { return onOff(p.Current == 1) })
+}
+
+func eccVolatile(c *cell) {
+	n, ok := answered(c, c.d.ECCVolatile)
+	if !ok {
+		return
+	}
+	if n > 0 {
+		c.fail(gpu.Fatal, "0 uncorrected errors since the driver was loaded", fmt.Sprint(n), "drain the host and reset the GPU; if they come back, return the card")
+		return
+	}
+	c.pass("0 uncorrected errors")
+}
+
+func eccVolatileReading(d *nvml.Device) (string, bool) { return text(d.ECCVolatile, number) }
+
+func number(n uint64) string { return fmt.Sprint(n) }
+
+func sramErrors(c *cell) {
+	over, ok := answered(c, c.d.SRAMOver)
+	if !ok {
+		return
+	}
+	if over {
+		c.fail(gpu.Fatal, "below the threshold", "SRAM error threshold exceeded", "return the card")
+		return
+	}
+	c.pass("below the threshold")
+}
+
+func eccAggregate(c *cell) {
+	if n, ok := answered(c, c.d.ECCAggregate); ok {
+		c.equalBase(gpu.Warn, number(n), "uncorrected errors were added over the life of the card: watch it")
+	}
+}
+
+func eccAggregateReading(d *nvml.Device) (string, bool) { return text(d.ECCAggregate, number) }
+
+// migHides reports a reading that the driver refuses only because MIG
+// instances exist: no comparison with a baseline taken without them.
+func (c *cell) migHides(code nvml.Code) bool {
+	return code == nvml.NotSupported && len(c.d.Instances.Value) > 0
+}
+
+func rowRemap(c *cell) {
+	if c.migHides(c.d.Remap.Code) {
+		c.skip("not supported: MIG instances exist")
+		return
+	}
+	r, ok := answered(c, c.d.Remap)
+	if !ok {
+		return
+	}
+	switch {
+	case r.Failure:
+		c.fail(gpu.Fatal, "no failure", "a row could not be remapped", "return the card")
+	case r.Uncorrectable > remappedMost:
+		c.fail(gpu.Fatal, fmt.Sprintf("at most %d rows for uncorrectable errors", remappedMost), fmt.Sprint(r.Uncorrectable), "return the card")
+	case r.Pending:
+		c.fail(gpu.Reset, "nothing pending", "a remapping waits for a reset", "running work is unaffected; reset the GPU to apply it")
+	default:
+		c.pass("%d rows for correctable, %d for uncorrectable errors", r.Correctable, r.Uncorrectable)
+	}
+}
+
+func rowRemapReading(d *nvml.Device) (string, bool) {
+	return text(d.Remap, func(r nvml.Remap) string { return fmt.Sprintf("%d/%d", r.Correctable, r.Uncorrectable) })
+}
+
+func rowRemapReserve(c *cell) {
+	if c.migHides(c.d.RemapNone.Code) {
+		c.skip("not supported: MIG instances exist")
+		return
+	}
+	none, ok := answered(c, c.d.RemapNone)
+	if !ok {
+		return
+	}
+	if none > 0 {
+		c.fail(gpu.Warn, "spare rows in every bank", fmt.Sprintf("%d banks without", none), "the next bad row there cannot be remapped: plan to return the card")
+		return
+	}
+	c.pass("spare rows in every bank")
+}
+
+func unrepairableMemory(c *cell) {
+	bad, ok := answered(c, c.d.Unrepairable)
+	if !ok {
+		return
+	}
+	if bad {
+		c.fail(gpu.Fatal, "none", "the GPU has unrepairable memory", "return the card")
+		return
+	}
+	c.pass("none")
+}
+
+func memoryRepair(c *cell) {
+	waits, ok := answered(c, c.d.RepairWaits)
+	if !ok {
+		return
+	}
+	if waits {
+		c.fail(gpu.Fatal, "nothing pending", "a channel or TPC repair is pending", "reset the GPU to apply it")
+		return
+	}
+	c.pass("nothing pending")
+}
+
+func retiredPages(c *cell) {
+	r, ok := answered(c, c.d.Retired)
+	if !ok {
+		return
+	}
+	all := r.SingleBit + r.DoubleBit
+	found := fmt.Sprintf("%d pages, %d of them for double-bit errors", all, r.DoubleBit)
+	switch {
+	case c.d.RetiredWaits.OK() && c.d.RetiredWaits.Value:
+		c.fail(gpu.Warn, "nothing pending", "a page waits to be retired", "reset the GPU or reboot the host to apply it")
+	case all >= retiredMost || r.DoubleBit > retiredMostDouble:
+		c.fail(gpu.Warn, fmt.Sprintf("fewer than %d pages, at most %d for double-bit errors", retiredMost, retiredMostDouble), found, "return the card")
+	default:
+		c.pass("%s", found)
+	}
+}
+
+func retiredReading(d *nvml.Device) (string, bool) {
+	return text(d.Retired, func(r nvml.Retired) string { return fmt.Sprintf("%d/%d", r.SingleBit, r.DoubleBit) })
+}
+
+func infoROM(c *cell) {
+	if code := c.d.InfoROMValid.Code; code == nvml.CorruptedInfoROM {
+		c.fail(gpu.Warn, "valid", code.String(), "settings of the card may be lost: power-cycle the host; if it stays, return the card")
+		return
+	}
+	if _, ok := answered(c, c.d.InfoROMValid); ok {
+		c.pass("valid, image %s", c.d.InfoROM.Value)
+	}
+}
+
+func infoROMReading(d *nvml.Device) (string, bool) { return text(d.InfoROM, same) }
+
+// usedMost is how much memory an idle GPU may use: what the driver keeps for
+// itself and its context.
+const usedMost = 512 << 20
+
+func processes(c *cell) {
+	list, ok := answered(c, c.d.Processes)
+	if !ok {
+		return
+	}
+	if len(list) > 0 {
+		found := ""
+		for i, p := range list {
+			if i > 0 {
+				found += ", "
+			}
+			found += fmt.Sprintf("%d (%s)", p.PID, p.Kind)
+		}
+		c.fail(gpu.Reset, "no process on a drained GPU", found, "end these processes or validate with level quick")
+		return
+	}
+	c.pass("none")
+}
+
+func memoryInUse(c *cell) {
+	m, ok := answered(c, c.d.Memory)
+	if !ok {
+		return
+	}
+	if m.Used >= usedMost {
+		c.fail(gpu.Warn, fmt.Sprintf("less than %d MiB", usedMost>>20), fmt.Sprintf("%d MiB", m.Used>>20), "something holds memory of a drained GPU: look for its process")
+		return
+	}
+	c.pass("%d MiB", m.Used>>20)
+}
+
+func memoryTotal(c *cell) {
+	if m, ok := answered(c, c.d.Memory); ok {
+		c.equalBase(gpu.Warn, number(m.Total), "the GPU shows another amount of memory than before")
+	}
+}
+
+func memoryTotalReading(d *nvml.Device) (string, bool) {
+	return text(d.Memory, func(m nvml.Memory) string { return number(m.Total) })
+}

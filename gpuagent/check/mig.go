@@ -1,0 +1,99 @@
+package check
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/nvml"
+)
+
+func migMode(c *cell) {
+	declared := c.in.Expect.MIG
+	if c.d.MIGMode.Code == nvml.NotSupported && declared != nil && declared.Enabled {
+		c.fail(gpu.Fatal, "MIG on", "the GPU cannot do MIG", "the plan declares MIG for a card that has none: correct the plan")
+		return
+	}
+	mode, ok := answered(c, c.d.MIGMode)
+	if !ok {
+		return
+	}
+	found := onOff(mode.Current == 1)
+	switch {
+	case mode.Current != mode.Other:
+		c.fail(gpu.Reset, "nothing pending", fmt.Sprintf("%s, %s after a reset", found, onOff(mode.Other == 1)), "reset the GPU or reboot the host to apply it")
+	case declared != nil && declared.Enabled != (mode.Current == 1):
+		c.fail(gpu.Reset, onOff(declared.Enabled), found, "apply the declared layout: refit-gpuagent mig apply -f FILE")
+	case declared == nil:
+		c.equalBase(gpu.Reset, found, "MIG mode is lost at a reboot of Hopper and newer: set it again (refit-gpuagent mig apply -f FILE)")
+	default:
+		c.pass("%s", found)
+	}
+}
+
+func migModeReading(d *nvml.Device) (string, bool) {
+	return text(d.MIGMode, func(p nvml.Pair) string { return onOff(p.Current == 1) })
+}
+
+// migLayout: the instances are the declared ones, or those of the baseline, and
+// each has its compute instance.
+func migLayout(c *cell) {
+	declared := c.in.Expect.MIG
+	if declared != nil && declared.ModeOnly {
+		c.skip("the instances belong to TensorFusion")
+		return
+	}
+	instances, ok := answered(c, c.d.Instances)
+	if !ok {
+		return
+	}
+	for _, i := range instances {
+		if i.Compute == 0 {
+			c.fail(gpu.Reset, "a compute instance in every GPU instance", fmt.Sprintf("none in %s at %d", i.Profile, i.Start), "repair it: refit-gpuagent mig apply -f FILE")
+			return
+		}
+	}
+	found := layout(instances)
+	if declared != nil {
+		if want := counts(declared.Devices); want != countInstances(instances) {
+			c.fail(gpu.Reset, want, countInstances(instances), "apply the declared layout: refit-gpuagent mig apply -f FILE")
+			return
+		}
+		c.pass("%s", found)
+		return
+	}
+	c.equalBase(gpu.Reset, found, "instances are lost at a reboot or a reload of the driver: create them again (refit-gpuagent mig apply -f FILE)")
+}
+
+func migLayoutReading(d *nvml.Device) (string, bool) {
+	return text(d.Instances, func(i nvml.Instances) string { return layout(i) })
+}
+
+// layout writes each instance with its place: 3g.40gb@4.
+func layout(instances nvml.Instances) string {
+	var words []string
+	for _, i := range instances {
+		words = append(words, fmt.Sprintf("%s@%d", i.Profile, i.Start))
+	}
+	return list(words)
+}
+
+func countInstances(instances nvml.Instances) string {
+	n := map[string]int{}
+	for _, i := range instances {
+		n[i.Profile]++
+	}
+	return counts(n)
+}
+
+func counts(n map[string]int) string {
+	var words []string
+	for _, profile := range slices.Sorted(maps.Keys(n)) {
+		if n[profile] > 0 {
+			words = append(words, fmt.Sprintf("%dx %s", n[profile], strings.TrimPrefix(profile, "MIG ")))
+		}
+	}
+	return list(words)
+}

@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/log"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/child"
+	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/gpuagent/host/hosttest"
+)
+
+// actAsAgent makes the test binary the agent, so that it can be killed.
+const actAsAgent = "REFIT_TEST_ACT_AS_GPUAGENT"
+
+const node = "gpu-01"
+
+func TestMain(m *testing.M) {
+	if child.Main() {
+		return
+	}
+	if os.Getenv(actAsAgent) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+type world struct {
+	gpus *fakes.Host
+	tree *hosttest.Tree
+}
+
+func newWorld(t *testing.T) world {
+	w := world{gpus: fakes.NewHost(t)}
+	require.NoError(t, w.gpus.Set("gpus", "1"))
+	var err error
+	w.tree, err = hosttest.Create(t.TempDir(), fakes.DefaultDriver, 1)
+	require.NoError(t, err)
+	t.Setenv("REFIT_HOST_ROOT", w.tree.Root)
+	t.Setenv("NODE_NAME", node)
+	return w
+}
+
+// invoke runs a command as main does, and returns what it printed.
+func invoke(args ...string) (code int, out string) {
+	var b bytes.Buffer
+	root := command()
+	root.SetOut(&b)
+	return run(context.Background(), root, args), b.String()
+}
+
+func TestTheExitCodeOfCheckIsTheVerdict(t *testing.T) {
+	for _, c := range []struct {
+		key, value string
+		code       int
+	}{
+		{"cuda.version", "13000", 0},
+		{"gpu.0.remap.banks.none", "1", exitDegraded},
+		{"gpu.0.remap.pending", "1", exitResetNeeded},
+		{"gpu.0.recovery", "2", exitUnfit},
+		{"gpu.0.fail.nvmlDeviceGetSramEccErrorStatus", "4", exitUnproven},
+	} {
+		t.Run(strconv.Itoa(c.code), func(t *testing.T) {
+			w := newWorld(t)
+			require.NoError(t, w.gpus.Set(c.key, c.value))
+			code, out := invoke("check", "-o", "json")
+			require.Equal(t, c.code, code, out)
+			var r gpu.Result
+			require.NoError(t, json.Unmarshal([]byte(out), &r))
+			require.Equal(t, node, r.Node)
+			require.Len(t, r.Devices, 1)
+		})
+	}
+}
+
+func TestTheTableNamesTheFailedRowAndTheVerdict(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.gpus.Set("gpu.0.recovery", "2"))
+	_, out := invoke("check")
+	require.Contains(t, out, "NODE_REBOOT")
+	require.Contains(t, out, "verdict: unfit")
+	require.NotContains(t, out, "PCIe width", "rows that passed are not shown")
+	_, out = invoke("check", "--all")
+	require.Contains(t, out, "PCIe width")
+}
+
+func TestABaselineIsWrittenAndComparedWith(t *testing.T) {
+	w := newWorld(t)
+	code, out := invoke("baseline")
+	require.Zero(t, code)
+	file := filepath.Join(t.TempDir(), "baseline.json")
+	require.NoError(t, os.WriteFile(file, []byte(out), 0o600))
+	code, out = invoke("check", "--baseline", file)
+	require.Zero(t, code, out)
+	require.NoError(t, w.gpus.Set("gpu.0.vbios", "1.2.3"))
+	code, out = invoke("check", "--baseline", file)
+	require.Equal(t, exitDegraded, code)
+	require.Contains(t, out, "VBIOS")
+	t.Setenv("NODE_NAME", "gpu-02")
+	code, _ = invoke("check", "--baseline", file)
+	require.Equal(t, 2, code, "a baseline of another host")
+}
+
+func TestWhatAHostIsDeclaredToHaveIsReadStrictly(t *testing.T) {
+	newWorld(t)
+	file := filepath.Join(t.TempDir(), "expect.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("gpus: 8\n"), 0o600))
+	code, out := invoke("check", "--expect", file)
+	require.Equal(t, exitUnfit, code)
+	require.Contains(t, out, "8 (declared)")
+	require.NoError(t, os.WriteFile(file, []byte("gpu: 8\n"), 0o600))
+	code, _ = invoke("check", "--expect", file)
+	require.Equal(t, 2, code)
+}
+
+func TestBadInputEndsWithTwo(t *testing.T) {
+	newWorld(t)
+	for _, args := range [][]string{
+		{"check", "--level", "deep"}, {"check", "-o", "xml"}, {"check", "--baseline", "none.json"}, {"check", "--nope"}, {"check", "extra"}, {"nope"}, {"run"},
+	} {
+		t.Setenv("REFIT_CLUSTER", "")
+		code, _ := invoke(args...)
+		require.Equal(t, 2, code, "%q", args)
+	}
+}
+
+func TestAHostWithoutADriverIsAVerdictAndNoError(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.gpus.RemoveLibraries())
+	code, out := invoke("check")
+	require.Equal(t, exitUnfit, code)
+	require.Contains(t, out, "LIBRARY_NOT_FOUND")
+	code, _ = invoke("baseline")
+	require.Equal(t, 1, code)
+}
+
+func TestEveryExitCodeIsInTheHelp(t *testing.T) {
+	_, out := invoke("--help")
+	for _, text := range []string{"degraded", "resetNeeded", "unfit", "unproven", "bad input", "NODE_NAME", "REFIT_CLUSTER"} {
+		require.Contains(t, out, text)
+	}
+}
+
+// A killed agent takes its children along, and the one after it serves the
+// same request again.
+func TestAnAgentKilledInAStepIsReplacedAndTheRequestIsServed(t *testing.T) {
+	server := temporalBinary()
+	if server == "" {
+		t.Skip("no Temporal CLI: make it with `make build`, or name it in REFIT_TEST_TEMPORAL")
+	}
+	address := startServer(t, server)
+	c := dial(t, address)
+	w := worker.New(c, "test", worker.Options{})
+	w.RegisterWorkflowWithOptions(validate, workflow.RegisterOptions{Name: "validate"})
+	require.NoError(t, w.Start())
+	t.Cleanup(w.Stop)
+	t.Setenv("TEMPORAL_ADDRESS", address)
+	t.Setenv("REFIT_CLUSTER", "test")
+	for _, step := range []struct{ name, fault string }{
+		{"the first look at the driver", "hang.nvmlInit"}, {"a reading", "hang.nvmlDeviceGetTemperature"}, {"the kernel launch", "gpu.0.cuda.hang.kernel"},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			host := newWorld(t)
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+			defer cancel()
+			run, err := c.ExecuteWorkflow(ctx, client.StartWorkflowOptions{TaskQueue: "test"}, "validate")
+			require.NoError(t, err)
+			agent := startAgent(t)
+			// The fault comes when the agent serves: its own start looks too.
+			started(t, c, run)
+			require.NoError(t, host.gpus.Set(step.fault, "1"))
+			stuck := eventuallyChild(t, agent.Process.Pid)
+			require.NoError(t, agent.Process.Kill())
+			_ = agent.Wait()
+			require.Eventually(t, func() bool { return !alive(stuck) }, time.Minute, 10*time.Millisecond, "the child outlived its agent")
+			require.NoError(t, host.gpus.Set(step.fault, ""))
+			startAgent(t)
+			var verdict gpu.Verdict
+			require.NoError(t, run.Get(ctx, &verdict))
+			require.Equal(t, gpu.Pass, verdict)
+		})
+	}
+}
+
+func validate(ctx workflow.Context) (gpu.Verdict, error) {
+	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{TaskQueue: gpu.TaskQueue("test", node),
+		StartToCloseTimeout: 3 * time.Minute, HeartbeatTimeout: 5 * time.Second,
+		RetryPolicy: &temporal.RetryPolicy{InitialInterval: 100 * time.Millisecond, MaximumInterval: time.Second}})
+	var r gpu.Result
+	err := workflow.ExecuteActivity(ctx, gpu.ValidateActivity, gpu.ValidateRequest{Node: node, Level: gpu.Quick}).Get(ctx, &r)
+	return r.Verdict, err
+}
+
+func startAgent(t *testing.T) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	agent := exec.Command(self, "run")
+	agent.Env = append(os.Environ(), actAsAgent+"=1")
+	require.NoError(t, agent.Start())
+	t.Cleanup(func() {
+		_ = agent.Process.Kill()
+		_ = agent.Wait()
+	})
+	return agent
+}
+
+// started waits until an agent serves the run's activity.
+func started(t *testing.T, c client.Client, run client.WorkflowRun) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		d, err := c.DescribeWorkflowExecution(context.Background(), run.GetID(), run.GetRunID())
+		return err == nil && len(d.PendingActivities) == 1 && d.PendingActivities[0].LastStartedTime != nil
+	}, time.Minute, time.Millisecond)
+}
+
+// eventuallyChild is the process id of a child of the agent.
+func eventuallyChild(t *testing.T, parent int) int {
+	t.Helper()
+	pid := 0
+	require.Eventually(t, func() bool {
+		lists, _ := filepath.Glob("/proc/" + strconv.Itoa(parent) + "/task/*/children")
+		for _, l := range lists {
+			b, _ := os.ReadFile(l)
+			for _, f := range bytes.Fields(b) {
+				pid, _ = strconv.Atoi(string(f))
+			}
+		}
+		return pid != 0
+	}, time.Minute, time.Millisecond)
+	return pid
+}
+
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	state := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])[0]
+	return string(state) != "Z" && string(state) != "X"
+}
+
+func startServer(t *testing.T, binary string) string {
+	t.Helper()
+	port, ui := freePort(t), freePort(t)
+	server := exec.Command(binary, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port, "--http-port", ui, "--log-level", "never")
+	require.NoError(t, server.Start())
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	return "127.0.0.1:" + port
+}
+
+func dial(t *testing.T, address string) client.Client {
+	t.Helper()
+	var c client.Client
+	require.Eventually(t, func() bool {
+		var err error
+		c, err = client.Dial(client.Options{HostPort: address, Logger: log.NewStructuredLogger(slog.New(slog.DiscardHandler))})
+		return err == nil
+	}, time.Minute, 50*time.Millisecond)
+	t.Cleanup(c.Close)
+	return c
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+func temporalBinary() string {
+	for _, path := range []string{os.Getenv("REFIT_TEST_TEMPORAL"), filepath.Join("..", "..", "..", "bin", "temporal")} {
+		if _, err := os.Stat(path); path != "" && err == nil {
+			return path
+		}
+	}
+	return ""
+}

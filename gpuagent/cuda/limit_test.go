@@ -1,0 +1,150 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/refit-run/refit/activities/gpu"
+)
+
+func TestThePlainProbeIsNotAnsweredByAPreloadedLimiter(t *testing.T) {
+	h := host(t)
+	// A limiter that refuses everything would fail the probe if it stayed.
+	t.Setenv("LD_PRELOAD", h.Limiter())
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "1")
+	if r := mustProbe(t, Options{UUID: h.UUID(0), Env: []string{"LD_PRELOAD=" + h.Limiter()}}); r.Verdict != Pass {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestTheLimitedRunProvesThatTheLimitHolds(t *testing.T) {
+	h := host(t)
+	limited := func(bytes uint64) Result {
+		return mustProbe(t, Options{UUID: h.UUID(0), Limit: &Limit{Preload: h.Limiter(), Bytes: bytes}})
+	}
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "64")
+	if r := limited(64 << 20); r.Limit == nil || !r.Limit.Refused || r.Limit.Verdict != Pass {
+		t.Fatalf("in force: %+v %+v", r, r.Limit)
+	}
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "")
+	r := limited(64 << 20)
+	if r.Limit == nil || r.Limit.Refused || !strings.Contains(r.Limit.Found, "128 MiB were granted") {
+		t.Fatalf("not in force: %+v", r.Limit)
+	}
+	checks := r.Checks()
+	if c := checks[len(checks)-1]; c.Name != LimitCheck || c.OK || c.Severity != gpu.Fatal {
+		t.Fatalf("%+v", c)
+	}
+	set(t, h, "cuda.free.mib", "256")
+	// 256 MiB are free: a refusal of more would be the driver's own.
+	if r := limited(512 << 20); r.Limit == nil || r.Limit.Skipped == "" || r.Limit.Refused {
+		t.Fatalf("not provable: %+v", r.Limit)
+	}
+	// Work that does not fit below the limit fails in its own stage.
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "1")
+	if r := limited(64 << 20); r.Limit == nil || r.Limit.Verdict != Fail || r.Limit.Refused {
+		t.Fatalf("limit too tight: %+v", r.Limit)
+	}
+}
+
+func TestAnInterposedLibraryIsNotTakenForTheDriver(t *testing.T) {
+	h := host(t)
+	other := filepath.Join(t.TempDir(), "libcuda.so.1")
+	b, err := os.ReadFile(filepath.Join(h.Lib(), "libcuda.so.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustProbe(t, Options{UUID: h.UUID(0), Library: other}); r.Verdict != Pass || r.Library != other {
+		t.Fatalf("by path: %+v", r)
+	}
+	preloaded := filepath.Join(h.Lib(), "libcuda.so.1")
+	r := mustProbe(t, Options{UUID: h.UUID(0), Library: other, Preload: preloaded})
+	if r.Verdict != Fail || r.Stage != "dlopen" || !strings.Contains(r.Error, "another library stands in the driver's place") {
+		t.Fatalf("interposed: %+v", r)
+	}
+}
+
+func TestTheCanaryWritesItsVerdictToTheTerminationMessage(t *testing.T) {
+	h := host(t, "gpus", "1")
+	t.Setenv("LD_PRELOAD", h.Limiter())
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "64")
+	file := filepath.Join(t.TempDir(), "termination-log")
+	run := func() (int, gpu.Result, string) {
+		t.Helper()
+		env := map[string]string{countVariable: "1", limitVariable: "64Mi", nodeVariable: "node-a"}
+		j, err := FromEnvironment(func(k string) string { return env[k] })
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.Output, j.Probe.MemoryMiB = file, 4
+		var stdout, stderr bytes.Buffer
+		code := Main(t.Context(), j, &stdout, &stderr)
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatalf("%v; %s", err, stderr.String())
+		}
+		var r gpu.Result
+		if err := json.Unmarshal(b, &r); err != nil {
+			t.Fatal(err)
+		}
+		return code, r, stdout.String()
+	}
+	code, r, printed := run()
+	if code != 0 || r.Verdict != gpu.Pass || len(r.Devices) != 1 || r.Passed != 3 || r.Node != "node-a" || len(r.Checks) != 0 {
+		t.Fatalf("exit %d: %+v", code, r)
+	}
+	if !strings.Contains(printed, `"verdict":"pass"`) {
+		t.Fatalf("printed %s", printed)
+	}
+	// A limiter that is injected but not in force.
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "")
+	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unfit || r.Checks[0].Name != LimitCheck {
+		t.Fatalf("no limit: exit %d: %+v", code, r)
+	}
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "64")
+	set(t, h, "cuda.bad.word", "9")
+	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unfit || len(r.Checks) == 0 {
+		t.Fatalf("exit %d: %+v", code, r)
+	}
+	set(t, h, "cuda.bad.word", "", "gpus", "2")
+	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unfit || len(r.Devices) != 2 || r.Checks[0].Name != "device.count" {
+		t.Fatalf("two devices in the pod: exit %d: %+v", code, r)
+	}
+	set(t, h, "gpus", "1", "cuda.free.mib", "100")
+	t.Setenv("REFIT_FAKE_LIMIT_MIB", "")
+	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unproven {
+		t.Fatalf("a limit that cannot be proven: exit %d: %+v", code, r)
+	}
+}
+
+func TestAVerdictAlwaysFitsTheTerminationMessage(t *testing.T) {
+	r := gpu.Result{Verdict: gpu.Unfit}
+	for range 30 {
+		r.Checks = append(r.Checks, gpu.Check{Name: CallCheck, Severity: gpu.Fatal, Found: strings.Repeat("x", 900), Hint: hints[Fail]})
+	}
+	text, err := message(r)
+	var back gpu.Result
+	if err != nil || len(text) > terminationLimit || json.Unmarshal(text, &back) != nil || back.Verdict != gpu.Unfit || len(back.Checks) == 0 {
+		t.Fatalf("%d bytes, %v", len(text), err)
+	}
+}
+
+func TestSizesAreReadAsKubernetesWritesThem(t *testing.T) {
+	for text, want := range map[string]uint64{"2Gi": 2 << 30, "512Mi": 512 << 20, "1.5Gi": 3 << 29, "2G": 2e9, "1024": 1024} {
+		if got, err := quantity(text); err != nil || got != want {
+			t.Errorf("%s: %d %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"Gi", "-1", "2Xi", "two"} {
+		if got, err := quantity(text); err == nil {
+			t.Errorf("%s: %d", text, got)
+		}
+	}
+}

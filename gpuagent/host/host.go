@@ -1,0 +1,289 @@
+// Package host reads what the kernel, the file system and TensorFusion show of
+// a GPU host: no driver library is loaded here. Everything is read below an
+// injected root, which is / on a host and a mounted host tree in a container.
+// What is hidden from this process is said to be not visible; it is never
+// taken for absent.
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// RootVariable names the directory that the host's tree is mounted at.
+const RootVariable = "REFIT_HOST_ROOT"
+
+// Snapshot is what was read at one time.
+type Snapshot struct {
+	BootID string    `json:"bootID"`
+	Booted time.Time `json:"booted"`
+	// Module is the version of the loaded kernel module, from sysfs; Proc the
+	// one that the module itself reports.
+	Module  string   `json:"module,omitempty"`
+	Proc    string   `json:"proc,omitempty"`
+	Modules []string `json:"modules,omitempty"` // loaded, nvidia*
+	// PCIVisible: sysfs could be read.
+	PCIVisible bool           `json:"pciVisible"`
+	PCI        []PCIDevice    `json:"pci,omitempty"`
+	Nodes      []Node         `json:"nodes,omitempty"`
+	Majors     map[string]int `json:"majors,omitempty"`
+	Libraries  []Library      `json:"libraries,omitempty"`
+	Services   []Service      `json:"services,omitempty"`
+	Log        KernelLog      `json:"log"`
+	// TensorFusion is nil when its checks were not asked for.
+	TensorFusion *TensorFusion `json:"tensorFusion,omitempty"`
+}
+
+// PCIDevice is an NVIDIA display controller.
+type PCIDevice struct {
+	Address string `json:"address"`
+	Driver  string `json:"driver,omitempty"`
+}
+
+// Node is a device file; Wanted is the major number's name in /proc/devices.
+type Node struct {
+	Path   string `json:"path"`
+	Wanted string `json:"wanted"`
+	Exists bool   `json:"exists"`
+	Char   bool   `json:"char,omitempty"`
+	Major  int    `json:"major,omitempty"`
+}
+
+// Service is a systemd unit, judged by the processes in its control group.
+type Service struct {
+	Name    string `json:"name"`
+	Visible bool   `json:"visible"`
+	Active  bool   `json:"active"`
+}
+
+// Options say what to read beside the fixed part.
+type Options struct {
+	// Since is the last kernel log record that is already known.
+	Since uint64
+	// Services are systemd units without their suffix.
+	Services []string
+	// Minors are the minor numbers of the GPUs, for their device files.
+	Minors       []int
+	TensorFusion *TensorFusionOptions
+}
+
+// Host is the tree to read.
+type Host struct{ Root string }
+
+// New is the host that the environment names: the tree at REFIT_HOST_ROOT,
+// or this process's own.
+func New() Host {
+	if root := os.Getenv(RootVariable); root != "" {
+		return Host{Root: root}
+	}
+	return Host{Root: "/"}
+}
+
+func (h Host) path(parts ...string) string {
+	return filepath.Join(append([]string{h.Root}, parts...)...)
+}
+
+// line is the first line of a file, empty when it cannot be read.
+func (h Host) line(parts ...string) string {
+	b, err := os.ReadFile(h.path(parts...))
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSpace(first)
+}
+
+// BootID identifies the running boot of the kernel.
+func (h Host) BootID() string { return h.line("proc/sys/kernel/random/boot_id") }
+
+// Read takes a snapshot.
+func (h Host) Read(o Options) Snapshot {
+	s := Snapshot{
+		BootID: h.BootID(), Booted: h.booted(),
+		Module: h.line("sys/module/nvidia/version"), Proc: h.procVersion(),
+		Modules: h.modules(), Majors: h.majors(), Libraries: h.libraries(), Services: h.services(o.Services),
+		Log: h.kernelLog(o.Since),
+	}
+	s.PCI, s.PCIVisible = h.pci()
+	s.Nodes = h.nodes(o.Minors)
+	if o.TensorFusion != nil {
+		s.TensorFusion = h.tensorFusion(*o.TensorFusion)
+	}
+	return s
+}
+
+func (h Host) booted() time.Time {
+	b, _ := os.ReadFile(h.path("proc/stat"))
+	for line := range strings.Lines(string(b)) {
+		if n, ok := strings.CutPrefix(line, "btime "); ok {
+			if s, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64); err == nil {
+				return time.Unix(s, 0)
+			}
+		}
+	}
+	return time.Time{}
+}
+
+// procVersion takes the version out of a line like: NVRM version: NVIDIA UNIX
+// x86_64 Kernel Module  580.95.05  Tue Sep 23 ...
+func (h Host) procVersion() string {
+	for _, word := range strings.Fields(h.line("proc/driver/nvidia/version")) {
+		if parts := strings.Split(word, "."); len(parts) >= 2 && digits(parts) {
+			return word
+		}
+	}
+	return ""
+}
+
+func digits(parts []string) bool {
+	for _, p := range parts {
+		if _, err := strconv.ParseUint(p, 10, 32); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (h Host) modules() []string {
+	b, _ := os.ReadFile(h.path("proc/modules"))
+	var names []string
+	for line := range strings.Lines(string(b)) {
+		if name, _, _ := strings.Cut(line, " "); strings.HasPrefix(name, "nvidia") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// pci lists the display controllers (class 0x03xx) of vendor 0x10de.
+func (h Host) pci() ([]PCIDevice, bool) {
+	entries, err := os.ReadDir(h.path("sys/bus/pci/devices"))
+	if err != nil {
+		return nil, false
+	}
+	var devices []PCIDevice
+	for _, e := range entries {
+		dir := []string{"sys/bus/pci/devices", e.Name()}
+		vendor, class := h.line(append(dir, "vendor")...), h.line(append(dir, "class")...)
+		// A virtual function of a GPU is none of the host's own.
+		_, err := os.Stat(h.path(append(dir, "physfn")...))
+		if vendor == "0x10de" && strings.HasPrefix(class, "0x03") && errors.Is(err, fs.ErrNotExist) {
+			driver, _ := os.Readlink(h.path(append(dir, "driver")...))
+			d := PCIDevice{Address: e.Name()}
+			if driver != "" {
+				d.Driver = filepath.Base(driver)
+			}
+			devices = append(devices, d)
+		}
+	}
+	return devices, true
+}
+
+// majors reads the character devices of /proc/devices by name.
+func (h Host) majors() map[string]int {
+	b, _ := os.ReadFile(h.path("proc/devices"))
+	majors := map[string]int{}
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, "Block devices") {
+			break
+		}
+		f := strings.Fields(line)
+		if len(f) == 2 && strings.HasPrefix(f[1], "nvidia") {
+			if n, err := strconv.Atoi(f[0]); err == nil {
+				majors[f[1]] = n
+			}
+		}
+	}
+	// The module's first name was nvidia-frontend.
+	if n, ok := majors["nvidia-frontend"]; ok {
+		if _, named := majors["nvidia"]; !named {
+			majors["nvidia"] = n
+		}
+	}
+	if n, ok := majors["nvidia"]; ok {
+		if _, own := majors["nvidia-modeset"]; !own {
+			majors["nvidia-modeset"] = n
+		}
+	}
+	return majors
+}
+
+func (h Host) nodes(minors []int) []Node {
+	nodes := []Node{
+		{Path: "/dev/nvidiactl", Wanted: "nvidia"}, {Path: "/dev/nvidia-uvm", Wanted: "nvidia-uvm"},
+		{Path: "/dev/nvidia-uvm-tools", Wanted: "nvidia-uvm"},
+	}
+	if slices.Contains(h.modules(), "nvidia_modeset") {
+		nodes = append(nodes, Node{Path: "/dev/nvidia-modeset", Wanted: "nvidia-modeset"})
+	}
+	for _, m := range minors {
+		nodes = append(nodes, Node{Path: "/dev/nvidia" + strconv.Itoa(m), Wanted: "nvidia"})
+	}
+	for _, minor := range h.capabilities() {
+		nodes = append(nodes, Node{Path: "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(minor), Wanted: "nvidia-caps"})
+	}
+	for i := range nodes {
+		info, err := os.Stat(h.path(nodes[i].Path))
+		nodes[i].Exists = err == nil
+		if err != nil {
+			continue
+		}
+		nodes[i].Char = info.Mode()&os.ModeCharDevice != 0
+		var st unix.Stat_t
+		if nodes[i].Char && unix.Stat(h.path(nodes[i].Path), &st) == nil {
+			nodes[i].Major = int(unix.Major(uint64(st.Rdev)))
+		}
+	}
+	return nodes
+}
+
+// capabilities are the minor numbers that the module has for access rights.
+func (h Host) capabilities() []int {
+	var minors []int
+	_ = filepath.WalkDir(h.path("proc/driver/nvidia/capabilities"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // what cannot be read has no minor to check
+		}
+		b, _ := os.ReadFile(path)
+		for line := range strings.Lines(string(b)) {
+			if n, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
+				if minor, err := strconv.Atoi(strings.TrimSpace(n)); err == nil {
+					minors = append(minors, minor)
+				}
+			}
+		}
+		return nil
+	})
+	slices.Sort(minors)
+	return slices.Compact(minors)
+}
+
+// services looks for processes in the units' control groups: that needs
+// neither systemd's bus nor its programs.
+func (h Host) services(names []string) []Service {
+	slice := ""
+	for _, dir := range []string{"sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"} {
+		if _, err := os.Stat(h.path(dir)); err == nil {
+			slice = dir
+			break
+		}
+	}
+	var services []Service
+	for _, name := range names {
+		s := Service{Name: name, Visible: slice != ""}
+		if s.Visible {
+			s.Active = h.line(slice, strings.TrimSuffix(name, ".service")+".service", "cgroup.procs") != ""
+		}
+		services = append(services, s)
+	}
+	return services
+}

@@ -1,0 +1,319 @@
+package mig
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/gpuagent/nvml"
+	"github.com/refit-run/refit/gpuagent/setup"
+)
+
+// host is a fake host of one H100 (80 GB); MIG mode on where said.
+func host(t *testing.T, on bool, state ...string) *fakes.Host {
+	t.Helper()
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set(append([]string{"gpus", "1", "model", "h100"}, state...)...))
+	if on {
+		require.NoError(t, h.Set("gpu.0.mig.current", "1", "gpu.0.mig.pending", "1"))
+	}
+	return h
+}
+
+func apply(t *testing.T, a Applier, devices map[string]int, o Options) (setup.Report, error) {
+	t.Helper()
+	if a.Host == nil {
+		a.Host = nvml.Setters{}
+	}
+	return a.Apply(t.Context(), entry(true, devices), o)
+}
+
+func done(r setup.Report) []string {
+	var out []string
+	for _, a := range r.Actions {
+		out = append(out, a.What)
+	}
+	return out
+}
+
+var mixed = map[string]int{"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
+
+func TestALayoutIsMadeThroughTheDriverAndASecondRunDoesNothing(t *testing.T) {
+	host(t, false)
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Equal(t, "switch MIG mode on", r.Actions[0].What)
+	require.Len(t, r.Actions, 9)
+	require.Len(t, r.Devices, 4)
+	for _, d := range r.Devices {
+		require.True(t, strings.HasPrefix(d.UUID, "MIG-"), d.UUID)
+	}
+
+	again, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Empty(t, again.Actions)
+	require.Equal(t, r.Devices, again.Devices, "the MIG devices keep their UUIDs")
+}
+
+func TestWhatIsWantedAlreadyKeepsItsUUIDWhenTheRestChanges(t *testing.T) {
+	host(t, true)
+	before, err := apply(t, Applier{}, map[string]int{"3g.40gb": 1, "1g.10gb": 3}, Options{})
+	require.NoError(t, err)
+	after, err := apply(t, Applier{}, map[string]int{"3g.40gb": 1, "2g.20gb": 1}, Options{})
+	require.NoError(t, err)
+	kept := func(r setup.Report) string {
+		for _, d := range r.Devices {
+			if d.MemoryBytes > 30<<30 {
+				return d.UUID
+			}
+		}
+		return ""
+	}
+	require.NotEmpty(t, kept(before))
+	require.Equal(t, kept(before), kept(after))
+}
+
+func TestAnAgentKilledAtAnyStepIsRepairedByTheNextRun(t *testing.T) {
+	h := host(t, true)
+	// A run that is ended after each step, so also between a GPU instance and
+	// its compute instance.
+	for runs := 0; ; runs++ {
+		require.Less(t, runs, 20)
+		ctx, kill := context.WithCancel(t.Context())
+		steps := 0
+		a := Applier{Host: nvml.Setters{}, Progress: func(string) {
+			if steps++; steps == 2 {
+				kill()
+			}
+		}}
+		_, err := a.Apply(ctx, entry(true, mixed), Options{})
+		kill()
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	text, err := os.ReadFile(h.StateFile())
+	require.NoError(t, err)
+	require.Equal(t, 4, strings.Count(string(text), "gpu.0.gi."))
+	require.Equal(t, 4, strings.Count(string(text), "gpu.0.ci."))
+}
+
+func TestAHalfMadeInstanceIsRepairedFirst(t *testing.T) {
+	host(t, true, "gpu.0.gi.3", "9:4:4")
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Equal(t, "create the missing compute instance 3g.40gb in GPU instance 3 (3g.40gb at 4)", r.Actions[0].What)
+	require.Len(t, r.Actions, 7)
+}
+
+func TestAForeignInstanceGoesOnlyWhenItIsIdle(t *testing.T) {
+	h := host(t, true, "gpu.0.gi.1", "0:0:8", "gpu.0.ci.1.0", "4:0:7", "gpu.0.processes.compute", "4711:100:1:0")
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "has 1 client")
+	require.Empty(t, r.Actions)
+
+	require.NoError(t, h.Set("gpu.0.processes.compute", ""))
+	r, err = apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Contains(t, done(r), "remove GPU instance 1 (7g.80gb at 0)")
+}
+
+func TestInAPartitionedPoolTheDriverIsAskedForTheModeOnly(t *testing.T) {
+	h := host(t, false)
+	r, err := apply(t, Applier{}, mixed, Options{ModeOnly: true})
+	require.NoError(t, err)
+	require.Equal(t, []string{"switch MIG mode on"}, done(r))
+	require.NoError(t, h.Set("gpu.0.gi.1", "19:0:1", "gpu.0.ci.1.0", "0:0:1"))
+	r, err = apply(t, Applier{}, mixed, Options{ModeOnly: true})
+	require.NoError(t, err)
+	require.Empty(t, r.Actions)
+}
+
+func TestABusyGPUKeepsItsMode(t *testing.T) {
+	h := host(t, false, "gpu.0.processes.compute", "4711:100")
+	_, err := apply(t, Applier{}, mixed, Options{})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	mode, err := h.Get("gpu.0.mig.pending")
+	require.NoError(t, err)
+	require.Empty(t, mode, "SetMigMode was not called")
+}
+
+func TestAModeThatWaitsForIdlenessIsAskedForAgain(t *testing.T) {
+	host(t, false, "gpu.0.fail.mig.activation", "19x1")
+	_, err := apply(t, Applier{}, mixed, Options{})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Equal(t, "switch MIG mode on", r.Actions[0].What)
+}
+
+func TestAResetIsReportedAndDoneOnlyWhereThePlanAllowsIt(t *testing.T) {
+	h := host(t, false, "gpu.0.mig.needs.reset", "1")
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Len(t, r.Needs, 1)
+	require.Equal(t, gpu.NeedsReset, r.Needs[0].Kind)
+	require.Len(t, r.Actions, 1, "the mode is pending, no instance was made")
+
+	// A reset that does not help ends in a need for a reboot, not in a loop.
+	r, err = apply(t, Applier{Reset: func(context.Context, ...string) error { return errors.New("GPU is in use") }}, mixed, Options{})
+	require.NoError(t, err)
+	require.Equal(t, gpu.NeedsReboot, r.Needs[0].Kind)
+
+	resets := 0
+	r, err = apply(t, Applier{Reset: func(_ context.Context, pci ...string) error {
+		resets++
+		require.Len(t, pci, 1)
+		return h.ResetGPU(0)
+	}}, mixed, Options{})
+	require.NoError(t, err)
+	require.Equal(t, 1, resets)
+	require.Empty(t, r.Needs)
+	require.Len(t, r.Devices, 4)
+}
+
+func TestAfterARebootTheLayoutIsMadeAgain(t *testing.T) {
+	h := host(t, true)
+	_, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.NoError(t, h.Reboot())
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Len(t, r.Devices, 4)
+	require.Equal(t, "switch MIG mode on", r.Actions[0].What, "Hopper forgets the mode")
+}
+
+func TestWhatTheDriverRefusesIsClassed(t *testing.T) {
+	for name, c := range map[string]struct {
+		key, value string
+		class      setup.Class
+		says       string
+	}{
+		"no room":          {"gpu.0.fail.nvmlDeviceCreateGpuInstanceWithPlacement", "23", setup.Stop, "no room"},
+		"not root":         {"not.root", "1", setup.Stop, "as root"},
+		"lost":             {"gpu.0.fail.nvmlDeviceGetMigMode", "15", setup.Stop, "left the bus"},
+		"reset required":   {"gpu.0.fail.nvmlDeviceCreateGpuInstanceWithPlacement", "16", setup.Stop, "must be reset"},
+		"busy":             {"gpu.0.fail.nvmlGpuInstanceCreateComputeInstance", "19", setup.Wait, "clients"},
+		"driver internals": {"gpu.0.fail.nvmlGpuInstanceCreateComputeInstance", "999", setup.Retry, "UNKNOWN"},
+		"not loaded":       {"module.driver", "none", setup.Stop, "kernel module"},
+		"half an upgrade":  {"module.driver", "570.00.01", setup.Stop, "driver upgrade"},
+		"crash":            {"crash.nvmlDeviceCreateGpuInstanceWithPlacement", "1", setup.Stop, "ended the child"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host(t, true, c.key, c.value)
+			_, err := apply(t, Applier{}, mixed, Options{})
+			require.Equal(t, c.class, setup.ClassOf(err), "%v", err)
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+	t.Run("no library", func(t *testing.T) {
+		require.NoError(t, host(t, true).RemoveLibraries())
+		_, err := apply(t, Applier{}, mixed, Options{})
+		require.ErrorContains(t, err, "driver's libraries")
+	})
+	t.Run("an old library", func(t *testing.T) {
+		require.NoError(t, host(t, true).Swap(fakes.Without("nvmlDeviceCreateGpuInstanceWithPlacement")))
+		_, err := apply(t, Applier{}, mixed, Options{})
+		require.ErrorContains(t, err, "nvmlDeviceCreateGpuInstanceWithPlacement")
+	})
+}
+
+func TestACreationThatFailsInTheMiddleIsFinishedByTheNextRun(t *testing.T) {
+	host(t, true, "gpu.0.fail.nvmlGpuInstanceCreateComputeInstance", "999@3")
+	r, err := apply(t, Applier{}, mixed, Options{})
+	require.Error(t, err)
+	require.Len(t, r.Actions, 5, "what was done is told beside the error")
+	r, err = apply(t, Applier{}, mixed, Options{})
+	require.NoError(t, err)
+	require.Len(t, r.Actions, 3, "the half-made instance is repaired, then the last one made")
+	require.Contains(t, r.Actions[0].What, "missing compute instance")
+	require.Len(t, r.Devices, 4)
+}
+
+func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
+	h := host(t, true)
+	before, err := os.ReadFile(h.StateFile())
+	require.NoError(t, err)
+	r, err := Preview(t.Context(), nvml.Setters{}, entry(true, mixed), Options{})
+	require.NoError(t, err)
+	require.Len(t, r.Actions, 8)
+	_, err = apply(t, Applier{Host: ReadOnly{nvml.Setters{}}}, mixed, Options{})
+	require.ErrorIs(t, err, setup.ErrRefused)
+	after, err := os.ReadFile(h.StateFile())
+	require.NoError(t, err)
+	require.Equal(t, string(before), string(after))
+}
+
+func run(t *testing.T, planned bool, args ...string) (out string, code int) {
+	t.Helper()
+	c := command(nvml.Setters{}, planned)
+	var b bytes.Buffer
+	c.SetOut(&b)
+	c.SetErr(&bytes.Buffer{})
+	c.SetArgs(args)
+	err := c.ExecuteContext(t.Context())
+	var exit *setup.Exit
+	if errors.As(err, &exit) {
+		return b.String() + exit.Error(), exit.ExitCode()
+	}
+	require.NoError(t, err)
+	return b.String(), 0
+}
+
+func TestTheCommandsShowTheActionsAndEndWithClearCodes(t *testing.T) {
+	h := host(t, true)
+	file, root := filepath.Join(t.TempDir(), "layout.yaml"), t.TempDir()
+	write := func(text string) { require.NoError(t, os.WriteFile(file, []byte(text), 0o600)) }
+	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}\n")
+
+	out, code := run(t, true, "-f", file)
+	require.Zero(t, code)
+	require.Contains(t, out, "would  "+h.UUID(0)+"  create GPU instance 7g.80gb at 0")
+	_, code = run(t, true, "-f", file, "--exit-code")
+	require.Equal(t, setup.ExitChanges, code)
+
+	out, code = run(t, false, "-f", file, "--root", root)
+	require.Zero(t, code)
+	require.Contains(t, out, "did    "+h.UUID(0)+"  create GPU instance 7g.80gb at 0")
+	require.Contains(t, out, "has    MIG-")
+	out, code = run(t, true, "-f", file, "--exit-code")
+	require.Zero(t, code)
+	require.Contains(t, out, "nothing to do")
+	out, _ = run(t, true, "-f", file, "-o", "json")
+	require.Contains(t, out, `"actions": []`)
+
+	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 2}}]}\n")
+	_, code = run(t, false, "-f", file, "--root", root)
+	require.Equal(t, setup.ExitBad, code)
+	_, code = run(t, false, "-f", file+".none", "--root", root)
+	require.Equal(t, setup.ExitBad, code)
+
+	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {}}]}\n")
+	require.NoError(t, h.Set("gpu.0.processes.compute", "4711:100:1:0"))
+	_, code = run(t, false, "-f", file, "--root", root)
+	require.Equal(t, setup.ExitWaiting, code)
+	require.NoError(t, h.Set("gpu.0.processes.compute", ""))
+
+	unlock, err := setup.Lock(root)
+	require.NoError(t, err)
+	out, code = run(t, false, "-f", file, "--root", root)
+	require.Equal(t, setup.ExitWaiting, code, "two set-ups at once: the second is told to wait")
+	require.Contains(t, out, "one is at work")
+	unlock()
+
+	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n")
+	require.NoError(t, h.Set("gpu.0.mig.needs.reset", "1"))
+	out, code = run(t, false, "-f", file, "--root", root)
+	require.Equal(t, setup.ExitWaiting, code)
+	require.Contains(t, out, "needs  "+h.UUID(0)+"  reset")
+}

@@ -1,0 +1,372 @@
+package nvml
+
+import (
+	"context"
+	"slices"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/child"
+)
+
+// MIGHost is the MIG side of a host.
+type MIGHost struct {
+	GPUs []MIGGPU `json:"gpus"`
+}
+
+// MIGGPU is one GPU: its mode, what it offers and what is made of it.
+type MIGGPU struct {
+	Index int    `json:"index"`
+	UUID  string `json:"uuid"`
+	// PCI is the address as sysfs writes it, PCIID device<<16|vendor.
+	PCI   string `json:"pci"`
+	PCIID uint32 `json:"pciID"`
+	// Supported is false on a GPU, or in a guest, without MIG.
+	Supported bool `json:"supported"`
+	Current   bool `json:"current"`
+	Pending   bool `json:"pending"`
+	// Processes are the clients of the GPU, in all instances together.
+	Processes int           `json:"processes"`
+	Profiles  []MIGProfile  `json:"profiles,omitempty"`
+	Instances []MIGInstance `json:"instances,omitempty"`
+	Devices   []gpu.Device  `json:"devices,omitempty"`
+}
+
+// MIGProfile is a kind of GPU instance that the GPU offers.
+type MIGProfile struct {
+	// Constant is NVML's index of the profile, ID the driver's own number.
+	Constant int    `json:"constant"`
+	ID       uint32 `json:"id"`
+	// Name is the whole profile (3g.40gb), Compute the names of its parts by
+	// compute slices (1: 1c.3g.40gb, 3: 3g.40gb).
+	Name       string         `json:"name"`
+	Compute    map[int]string `json:"compute"`
+	Slices     int            `json:"slices"`
+	Max        int            `json:"max"`
+	Placements []MIGPlacement `json:"placements,omitempty"`
+}
+
+// MIGPlacement is a stretch of memory slices.
+type MIGPlacement struct {
+	Start int `json:"start"`
+	Size  int `json:"size"`
+}
+
+// MIGInstance is a GPU instance.
+type MIGInstance struct {
+	ID        uint32               `json:"id"`
+	ProfileID uint32               `json:"profileID"`
+	Placement MIGPlacement         `json:"placement"`
+	Compute   []MIGComputeInstance `json:"compute,omitempty"`
+	Processes int                  `json:"processes,omitempty"`
+}
+
+// MIGComputeInstance is a compute instance of a GPU instance.
+type MIGComputeInstance struct {
+	ID     uint32 `json:"id"`
+	Slices int    `json:"slices"`
+}
+
+// Kinds of MIGAct.
+const (
+	MIGSetMode        = "mode"
+	MIGCreateGPU      = "createGPU"
+	MIGCreateCompute  = "createCompute"
+	MIGDestroyCompute = "destroyCompute"
+	MIGDestroyGPU     = "destroyGPU"
+)
+
+// MIGAct is one change. The instance is named by id, profile and placement:
+// the driver gives ids out again.
+type MIGAct struct {
+	UUID     string `json:"uuid"`
+	Kind     string `json:"kind"`
+	Enable   bool   `json:"enable,omitempty"`
+	Constant int    `json:"constant,omitempty"`
+	// Instance is what is acted on; of createGPU only profile and placement.
+	Instance MIGInstance `json:"instance"`
+	Compute  uint32      `json:"compute,omitempty"`
+	Slices   int         `json:"slices,omitempty"`
+	// Want is how many compute instances of Slices there are to be afterwards.
+	Want int `json:"want,omitempty"`
+}
+
+// Activations of a change of mode.
+const (
+	ActivationDone  = ""
+	ActivationIdle  = "idle"  // pending until the GPU is idle
+	ActivationReset = "reset" // pending until a reset or reboot
+)
+
+// MIGOutcome is the GPU after a change.
+type MIGOutcome struct {
+	Activation string `json:"activation,omitempty"`
+	// Already: the world was so before, nothing was called.
+	Already bool   `json:"already,omitempty"`
+	GPU     MIGGPU `json:"gpu"`
+}
+
+// ReadMIG observes every GPU.
+func (s Setters) ReadMIG(ctx context.Context) (MIGHost, error) {
+	var out MIGHost
+	err := s.call(ctx, migReadChild, "", setupRead, struct{}{}, &out)
+	return out, err
+}
+
+// ActMIG observes, compares, makes one change and observes again.
+func (s Setters) ActMIG(ctx context.Context, a MIGAct) (MIGOutcome, error) {
+	var out MIGOutcome
+	err := s.call(ctx, migActChild, a.UUID, setupAct, a, &out)
+	return out, err
+}
+
+var migSymbols = []string{
+	"nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstances",
+	"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceGetComputeInstances", "nvmlDeviceGetMaxMigDeviceCount",
+}
+
+func readMIG(s *session, _ struct{}) (MIGHost, error) {
+	if err := s.has("nvmlDeviceGetMigMode"); err != nil {
+		// A driver of before MIG: no GPU of it can be in that mode.
+		var out MIGHost
+		err := s.each(func(i int, d gonvml.Device) error {
+			g := MIGGPU{Index: i}
+			var err error
+			g.UUID, g.PCI, g.PCIID, err = identity(d)
+			out.GPUs = append(out.GPUs, g)
+			return err
+		})
+		return out, err
+	}
+	var out MIGHost
+	err := s.each(func(i int, d gonvml.Device) error {
+		g, err := s.migGPU(d)
+		g.Index = i
+		out.GPUs = append(out.GPUs, g)
+		return err
+	})
+	return out, err
+}
+
+func (s *session) migGPU(d gonvml.Device) (g MIGGPU, err error) {
+	if g.UUID, g.PCI, g.PCIID, err = identity(d); err != nil {
+		return g, err
+	}
+	child.Stage("read MIG of %s", g.UUID)
+	current, pending, ret := d.GetMigMode()
+	if ret == gonvml.ERROR_NOT_SUPPORTED {
+		return g, nil
+	}
+	if err := failed(ret, "MIG mode of %s", g.UUID); err != nil {
+		return g, err
+	}
+	g.Supported, g.Current, g.Pending = true, current == gonvml.DEVICE_MIG_ENABLE, pending == gonvml.DEVICE_MIG_ENABLE
+	if err := s.has(migSymbols...); err != nil {
+		return g, err
+	}
+	clients, err := s.clients(d, g.UUID)
+	if err != nil {
+		return g, err
+	}
+	memory, ret := d.GetMemoryInfo()
+	if err := failed(ret, "memory of %s", g.UUID); err != nil {
+		return g, err
+	}
+	if g.Profiles, err = s.migProfiles(d, g.UUID, memory.Total); err != nil {
+		return g, err
+	}
+	if g.Current {
+		if err := s.migInstances(d, &g); err != nil {
+			return g, err
+		}
+		if err := s.migDevices(d, &g, clients); err != nil {
+			return g, err
+		}
+	}
+	g.Processes = len(clients)
+	for i := range g.Instances {
+		for _, of := range clients {
+			if of == g.Instances[i].ID {
+				g.Instances[i].Processes++
+			}
+		}
+	}
+	return g, nil
+}
+
+// clients are the processes on a device with the GPU instance of each. A
+// driver that cannot list compute processes is an error, not an idle GPU.
+func (s *session) clients(d gonvml.Device, uuid string) (map[uint32]uint32, error) {
+	out := map[uint32]uint32{}
+	for i, kind := range []struct {
+		name string
+		list func() ([]gonvml.ProcessInfo, gonvml.Return)
+	}{
+		{"nvmlDeviceGetComputeRunningProcesses", d.GetComputeRunningProcesses},
+		{"nvmlDeviceGetGraphicsRunningProcesses", d.GetGraphicsRunningProcesses},
+		{"nvmlDeviceGetMPSComputeRunningProcesses", d.GetMPSComputeRunningProcesses},
+	} {
+		if err := s.hasVersion(kind.name, 3); err != nil {
+			if i == 0 {
+				return nil, err
+			}
+			continue
+		}
+		list, ret := kind.list()
+		if ret == gonvml.ERROR_NOT_SUPPORTED && i > 0 {
+			continue
+		}
+		if err := failed(ret, "processes of %s", uuid); err != nil {
+			return nil, err
+		}
+		for _, p := range list {
+			out[p.Pid] = p.GpuInstanceId
+		}
+	}
+	return out, nil
+}
+
+// migProfiles lists what the GPU offers. Before MIG mode is on a driver may
+// keep the placements, or all of it, to itself.
+func (s *session) migProfiles(d gonvml.Device, uuid string, memory uint64) ([]MIGProfile, error) {
+	var out []MIGProfile
+	for constant := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(constant)
+		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
+			continue // not of this GPU
+		}
+		p := MIGProfile{Constant: constant, ID: info.Id, Max: int(info.InstanceCount), Compute: map[int]string{}}
+		for _, c := range computeConstants {
+			name, err := s.profiles.NewMigProfile(constant, c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory)
+			if err != nil || c.slices > name.GetInfo().G {
+				continue
+			}
+			p.Slices = name.GetInfo().G
+			if p.Compute[c.slices] = name.String(); c.slices == p.Slices {
+				p.Name = name.String()
+			}
+		}
+		if p.Name == "" {
+			continue // newer than this build knows: it can be neither declared nor made
+		}
+		places, ret := d.GetGpuInstancePossiblePlacements(&info)
+		if ret == gonvml.ERROR_NOT_SUPPORTED {
+			out = append(out, p) // not told before MIG mode is on
+			continue
+		}
+		if err := failed(ret, "placements of %s on %s", p.Name, uuid); err != nil {
+			return nil, err
+		}
+		for _, at := range places {
+			p.Placements = append(p.Placements, MIGPlacement{int(at.Start), int(at.Size)})
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// computeConstants are NVML's compute instance profiles with their slices;
+// where two have as many, the GPU instance knows which one it offers.
+var computeConstants = []struct{ constant, slices int }{
+	{gonvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, 1}, {gonvml.COMPUTE_INSTANCE_PROFILE_2_SLICE, 2},
+	{gonvml.COMPUTE_INSTANCE_PROFILE_3_SLICE, 3}, {gonvml.COMPUTE_INSTANCE_PROFILE_4_SLICE, 4},
+	{gonvml.COMPUTE_INSTANCE_PROFILE_6_SLICE, 6}, {gonvml.COMPUTE_INSTANCE_PROFILE_7_SLICE, 7},
+	{gonvml.COMPUTE_INSTANCE_PROFILE_8_SLICE, 8}, {gonvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1, 1},
+	{gonvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL, 7},
+}
+
+// migInstances lists all that is there, also of profiles that this build does
+// not know: they take room.
+func (s *session) migInstances(d gonvml.Device, g *MIGGPU) error {
+	for constant := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(constant)
+		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
+			continue
+		}
+		list, ret := d.GetGpuInstances(&info)
+		if err := failed(ret, "GPU instances of %s", g.UUID); err != nil {
+			return err
+		}
+		for _, gi := range list {
+			about, ret := gi.GetInfo()
+			if err := failed(ret, "a GPU instance of %s", g.UUID); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(g.Instances, func(i MIGInstance) bool { return i.ID == about.Id }) {
+				continue
+			}
+			i := MIGInstance{ID: about.Id, ProfileID: about.ProfileId,
+				Placement: MIGPlacement{int(about.Placement.Start), int(about.Placement.Size)}}
+			if i.Compute, ret = computeInstances(gi); ret != gonvml.SUCCESS {
+				return failed(ret, "compute instances of GPU instance %d of %s", i.ID, g.UUID)
+			}
+			g.Instances = append(g.Instances, i)
+		}
+	}
+	return nil
+}
+
+func computeInstances(gi gonvml.GpuInstance) ([]MIGComputeInstance, gonvml.Return) {
+	var out []MIGComputeInstance
+	for _, c := range computeConstants {
+		info, ret := gi.GetComputeInstanceProfileInfo(c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
+			continue
+		}
+		list, ret := gi.GetComputeInstances(&info)
+		if ret != gonvml.SUCCESS {
+			return nil, ret
+		}
+		for _, ci := range list {
+			about, ret := ci.GetInfo()
+			if ret != gonvml.SUCCESS {
+				return nil, ret
+			}
+			if !slices.ContainsFunc(out, func(o MIGComputeInstance) bool { return o.ID == about.Id }) {
+				out = append(out, MIGComputeInstance{ID: about.Id, Slices: c.slices})
+			}
+		}
+	}
+	return out, gonvml.SUCCESS
+}
+
+// migDevices lists the MIG devices and adds their clients: some drivers show
+// those only to who asks the MIG device itself.
+func (s *session) migDevices(d gonvml.Device, g *MIGGPU, clients map[uint32]uint32) error {
+	most, ret := d.GetMaxMigDeviceCount()
+	if err := failed(ret, "MIG devices of %s", g.UUID); err != nil {
+		return err
+	}
+	for i := range most {
+		m, ret := d.GetMigDeviceHandleByIndex(i)
+		if ret == gonvml.ERROR_NOT_FOUND || ret == gonvml.ERROR_INVALID_ARGUMENT {
+			continue
+		}
+		if err := failed(ret, "MIG device %d of %s", i, g.UUID); err != nil {
+			return err
+		}
+		uuid, ret := m.GetUUID()
+		if err := failed(ret, "UUID of MIG device %d of %s", i, g.UUID); err != nil {
+			return err
+		}
+		dev := gpu.Device{UUID: uuid}
+		if name, ret := m.GetName(); ret == gonvml.SUCCESS {
+			dev.Model = name
+		}
+		if memory, ret := m.GetMemoryInfo(); ret == gonvml.SUCCESS {
+			dev.MemoryBytes = memory.Total
+		}
+		g.Devices = append(g.Devices, dev)
+		own, err := s.clients(m, uuid)
+		if err != nil {
+			return err
+		}
+		if instance, ret := m.GetGpuInstanceId(); ret == gonvml.SUCCESS {
+			for pid := range own {
+				clients[pid] = uint32(instance)
+			}
+		}
+	}
+	return nil
+}

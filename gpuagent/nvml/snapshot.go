@@ -1,0 +1,218 @@
+// Package nvml reads everything the validation asks of the driver, through
+// NVIDIA's NVML, into plain structs. The calls run in a child process only
+// (gpuagent/child); Take and Watch are what the agent calls.
+//
+// Every call is guarded by a look-up of its symbol: a function that the
+// installed driver lacks would end the process. No call follows a failed Init.
+package nvml
+
+import (
+	"strconv"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Code is NVML's return code; its constants are NVML's.
+type Code int
+
+// Codes that a validation decides on.
+const (
+	Success          = Code(gonvml.SUCCESS)
+	NotSupported     = Code(gonvml.ERROR_NOT_SUPPORTED)
+	NoPermission     = Code(gonvml.ERROR_NO_PERMISSION)
+	DriverNotLoaded  = Code(gonvml.ERROR_DRIVER_NOT_LOADED)
+	LibraryNotFound  = Code(gonvml.ERROR_LIBRARY_NOT_FOUND)
+	FunctionNotFound = Code(gonvml.ERROR_FUNCTION_NOT_FOUND)
+	GPUIsLost        = Code(gonvml.ERROR_GPU_IS_LOST)
+	ResetRequired    = Code(gonvml.ERROR_RESET_REQUIRED)
+	VersionMismatch  = Code(gonvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	CorruptedInfoROM = Code(gonvml.ERROR_CORRUPTED_INFOROM)
+	Unknown          = Code(gonvml.ERROR_UNKNOWN)
+)
+
+var codeNames = map[Code]string{
+	Success: "SUCCESS", 1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", NotSupported: "NOT_SUPPORTED",
+	NoPermission: "NO_PERMISSION", NotFound: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", DriverNotLoaded: "DRIVER_NOT_LOADED",
+	10: "TIMEOUT", LibraryNotFound: "LIBRARY_NOT_FOUND", FunctionNotFound: "FUNCTION_NOT_FOUND",
+	CorruptedInfoROM: "CORRUPTED_INFOROM", GPUIsLost: "GPU_IS_LOST", ResetRequired: "RESET_REQUIRED",
+	VersionMismatch: "LIB_RM_VERSION_MISMATCH", InUse: "IN_USE", InsufficientResources: "INSUFFICIENT_RESOURCES",
+	27: "NOT_READY", InvalidState: "INVALID_STATE", Unknown: "UNKNOWN",
+}
+
+// String is the name of a code in the published API. The library is not asked:
+// after a failed Init a call of it would end the process.
+func (c Code) String() string {
+	if s, ok := codeNames[c]; ok {
+		return s
+	}
+	return "code " + strconv.Itoa(int(c))
+}
+
+// Reading is one answer of the driver: a value, or why there is none.
+type Reading[T any] struct {
+	Value T    `json:"value"`
+	Code  Code `json:"code,omitempty"`
+	// Missing names the symbol that the installed library lacks.
+	Missing string `json:"missing,omitempty"`
+}
+
+// OK reports whether there is a value.
+func (r Reading[T]) OK() bool { return r.Code == Success && r.Missing == "" }
+
+// Why is the code and the missing symbol of a reading without a value.
+func (r Reading[T]) Why() (Code, string) { return r.Code, r.Missing }
+
+// Snapshot is the driver's whole answer.
+type Snapshot struct {
+	Init      Code            `json:"init"`
+	InitError string          `json:"initError,omitempty"`
+	Driver    Reading[string] `json:"driver"`
+	// CUDA is 1000*major + 10*minor.
+	CUDA  Reading[int] `json:"cuda"`
+	Count Reading[int] `json:"count"`
+	// ConfCompute is 1 when confidential computing is on, ConfReady when the
+	// GPUs then accept work.
+	ConfCompute Reading[uint64] `json:"confCompute"`
+	ConfReady   Reading[uint64] `json:"confReady"`
+	Devices     []Device        `json:"devices"`
+}
+
+// Pair is a current value with its pending or greatest one.
+type Pair struct {
+	Current int `json:"current"`
+	Other   int `json:"other"`
+}
+
+// Device is one GPU.
+type Device struct {
+	Index int `json:"index"`
+	// Handle is the answer to the request for the device itself; nothing else
+	// is read when it is not Success.
+	Handle       Code            `json:"handle,omitempty"`
+	UUID         Reading[string] `json:"uuid"`
+	Serial       Reading[string] `json:"serial"`
+	Name         Reading[string] `json:"name"`
+	VBIOS        Reading[string] `json:"vbios"`
+	PCI          Reading[string] `json:"pci"`
+	Minor        Reading[int]    `json:"minor"`
+	Architecture Reading[int]    `json:"architecture"`
+	VGPUHost     Reading[bool]   `json:"vgpuHost"`
+
+	Recovery   Reading[uint64] `json:"recovery"`
+	PCIeWidth  Reading[Pair]   `json:"pcieWidth"`
+	PCIeGen    Reading[Pair]   `json:"pcieGen"`
+	PCIeReplay Reading[uint64] `json:"pcieReplay"`
+	PCIeFatal  Reading[uint64] `json:"pcieFatal"`
+	PCIeErrors Reading[uint64] `json:"pcieErrors"`
+
+	ECCMode      Reading[Pair]      `json:"eccMode"`
+	ECCVolatile  Reading[uint64]    `json:"eccVolatile"`
+	ECCAggregate Reading[uint64]    `json:"eccAggregate"`
+	SRAMOver     Reading[bool]      `json:"sramOver"`
+	Remap        Reading[Remap]     `json:"remap"`
+	RemapNone    Reading[uint64]    `json:"remapNone"`
+	Unrepairable Reading[bool]      `json:"unrepairable"`
+	RepairWaits  Reading[bool]      `json:"repairWaits"`
+	RetiredWaits Reading[bool]      `json:"retiredWaits"`
+	Retired      Reading[Retired]   `json:"retired"`
+	InfoROM      Reading[string]    `json:"infoROM"`
+	InfoROMValid Reading[bool]      `json:"infoROMValid"`
+	Throttle     Reading[uint64]    `json:"throttle"`
+	Temperature  Reading[int]       `json:"temperature"`
+	Slowdown     Reading[int]       `json:"slowdown"`
+	Margin       Reading[int]       `json:"margin"`
+	MemoryTemp   Reading[int]       `json:"memoryTemp"`
+	MemoryMax    Reading[int]       `json:"memoryMax"`
+	PowerLimit   Reading[uint64]    `json:"powerLimit"` // milliwatts, as all power
+	PowerDefault Reading[uint64]    `json:"powerDefault"`
+	PowerNow     Reading[uint64]    `json:"powerNow"`
+	Persistence  Reading[bool]      `json:"persistence"`
+	ComputeMode  Reading[int]       `json:"computeMode"`
+	LinkCount    Reading[uint64]    `json:"linkCount"`
+	Links        []Link             `json:"links,omitempty"`
+	Fabric       Reading[Fabric]    `json:"fabric"`
+	Peers        []Peer             `json:"peers,omitempty"`
+	MIGMode      Reading[Pair]      `json:"migMode"`
+	Instances    Reading[Instances] `json:"instances"`
+	MIGDevices   []MIGDevice        `json:"migDevices,omitempty"`
+	Processes    Reading[[]Process] `json:"processes"`
+	Memory       Reading[Memory]    `json:"memory"`
+	GSPVersion   Reading[string]    `json:"gspVersion"`
+	GSPEnabled   Reading[bool]      `json:"gspEnabled"`
+	C2C          Reading[bool]      `json:"c2c"`
+	C2CErrors    Reading[uint64]    `json:"c2cErrors"`
+}
+
+// Remap is the state of memory row remapping.
+type Remap struct {
+	Correctable   int  `json:"correctable"`
+	Uncorrectable int  `json:"uncorrectable"`
+	Pending       bool `json:"pending,omitempty"`
+	Failure       bool `json:"failure,omitempty"`
+}
+
+// Retired counts memory pages taken out of use, by cause.
+type Retired struct {
+	SingleBit int `json:"singleBit"`
+	DoubleBit int `json:"doubleBit"`
+}
+
+// Link is one NVLink.
+type Link struct {
+	Up       Reading[bool]   `json:"up"`
+	Remote   Reading[int]    `json:"remote"`
+	Speed    Reading[uint64] `json:"speed"` // MB/s
+	Replay   Reading[uint64] `json:"replay"`
+	Recovery Reading[uint64] `json:"recovery"`
+	CRC      Reading[uint64] `json:"crc"`
+}
+
+// Fabric is the NVSwitch fabric as the GPU sees it; Version says which form of
+// the call answered: 2 has the health mask, 3 the summary.
+type Fabric struct {
+	Version int    `json:"version"`
+	State   int    `json:"state"`
+	Status  Code   `json:"status"`
+	Health  uint32 `json:"health,omitempty"`
+	Summary int    `json:"summary,omitempty"`
+}
+
+// Peer is the path to another GPU of the host.
+type Peer struct {
+	UUID     string       `json:"uuid"`
+	NVLink   Reading[int] `json:"nvlink"`
+	Read     Reading[int] `json:"read"`
+	Write    Reading[int] `json:"write"`
+	Topology Reading[int] `json:"topology"`
+}
+
+// Instances are the MIG GPU instances of a device.
+type Instances []Instance
+
+// Instance is one GPU instance with the number of its compute instances.
+type Instance struct {
+	Profile   string `json:"profile"`
+	ProfileID int    `json:"profileID"`
+	ID        int    `json:"id"`
+	Start     int    `json:"start"`
+	Size      int    `json:"size"`
+	Compute   int    `json:"compute"`
+}
+
+// MIGDevice is what CUDA sees of a MIG-enabled GPU.
+type MIGDevice struct {
+	UUID string `json:"uuid"`
+	Name string `json:"name"`
+}
+
+// Process holds the GPU open.
+type Process struct {
+	PID  int    `json:"pid"`
+	Kind string `json:"kind"` // compute, graphics or mps
+}
+
+// Memory is in bytes.
+type Memory struct {
+	Total uint64 `json:"total"`
+	Used  uint64 `json:"used"`
+}

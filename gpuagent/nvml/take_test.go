@@ -1,0 +1,84 @@
+package nvml
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/stretchr/testify/require"
+
+	"github.com/refit-run/refit/gpuagent/child"
+	"github.com/refit-run/refit/gpuagent/fakes"
+)
+
+func TestMain(m *testing.M) {
+	if child.Main() {
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestASnapshotHoldsWhatTheDriverShows(t *testing.T) {
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set("gpus", "2", "gpu.1.temperature", "unsupported", "gpu.1.serial", "42", "gpu.1.nvlink.3.recovery", "5"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, Success, s.Init)
+	require.Equal(t, fakes.DefaultDriver, s.Driver.Value)
+	require.Len(t, s.Devices, 2)
+	d := s.Devices[1]
+	require.Equal(t, h.UUID(1), d.UUID.Value)
+	require.Equal(t, "42", d.Serial.Value)
+	require.Equal(t, "0000:11:00.0", d.PCI.Value)
+	require.False(t, d.Temperature.OK())
+	require.Equal(t, Pair{16, 16}, d.PCIeWidth.Value)
+	require.Len(t, d.Links, 18)
+	require.Equal(t, uint64(5), d.Links[3].Recovery.Value)
+	require.Equal(t, uint64(26562), d.Links[3].Speed.Value)
+	require.Equal(t, 3, d.Fabric.Value.Version)
+	require.Len(t, d.Peers, 1)
+	require.Equal(t, h.UUID(0), d.Peers[0].UUID)
+}
+
+func TestAnOlderFormOfACallIsAskedWhereTheNewerIsMissing(t *testing.T) {
+	h := fakes.NewHost(t, fakes.Without("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons"))
+	require.NoError(t, h.Set("gpus", "1"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	d := s.Devices[0]
+	require.True(t, d.Fabric.OK() && d.Fabric.Value.Version == 1, "%+v", d.Fabric)
+	require.True(t, d.Memory.OK())
+	require.NotZero(t, d.Memory.Value.Total)
+	require.True(t, d.Throttle.OK(), "%+v", d.Throttle)
+}
+
+func TestTheWatchSeesWhatHappensWhileItRuns(t *testing.T) {
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set("gpus", "1", "gpu.0.event", "8:31", "gpu.0.throttle", "8"))
+	stop := make(chan struct{})
+	timer := time.AfterFunc(time.Second, func() { close(stop) })
+	defer timer.Stop()
+	o, err := Watch(context.Background(), time.Minute, stop)
+	require.NoError(t, err)
+	require.Equal(t, []LiveXid{{UUID: h.UUID(0), Kind: "xid", Xid: 31}}, o.Xids)
+	require.Positive(t, o.Samples)
+	require.Equal(t, o.Samples, o.Devices[0].Throttled)
+	require.Equal(t, uint64(8), o.Devices[0].Reasons)
+}
+
+func TestACounterThatFellWasReset(t *testing.T) {
+	require.Equal(t, uint64(2), Growth(3, 5))
+	require.Equal(t, uint64(4), Growth(9, 4))
+}
+
+func TestAFieldIsReadByItsType(t *testing.T) {
+	v := gonvml.FieldValue{Value: [8]byte{1, 2, 3, 4, 5, 6, 7, 8}}
+	for kind, want := range map[gonvml.ValueType]uint64{
+		gonvml.VALUE_TYPE_UNSIGNED_SHORT: 0x0201, gonvml.VALUE_TYPE_UNSIGNED_INT: 0x04030201, gonvml.VALUE_TYPE_UNSIGNED_LONG_LONG: 0x0807060504030201,
+	} {
+		v.ValueType = uint32(kind)
+		require.Equal(t, want, number(v))
+	}
+}

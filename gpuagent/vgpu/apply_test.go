@@ -1,0 +1,340 @@
+package vgpu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/refit-run/refit/gpuagent/nvml"
+	"github.com/refit-run/refit/gpuagent/setup"
+)
+
+func entry(types map[string]int) []Entry {
+	return []Entry{{Selector: setup.Selector{Devices: &setup.Devices{All: true}}, VGPUDevices: types}}
+}
+
+func done(r setup.Report) []string {
+	var out []string
+	for _, a := range r.Actions {
+		out = append(out, a.What)
+	}
+	return out
+}
+
+var node = Options{Node: "gpu-1"}
+
+func apply(t *testing.T, k *kernel, types map[string]int, o Options) setup.Report {
+	t.Helper()
+	r, err := k.applier().Apply(t.Context(), entry(types), o)
+	require.NoError(t, err)
+	return r
+}
+
+func TestVirtualGPUsAreMadeInTheExactOrderAndASecondRunDoesNothing(t *testing.T) {
+	yes := true
+	o := Options{Node: "gpu-1", Scheduler: "fixed-share", Heterogeneous: &yes}
+	t.Run("vendor VFIO", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		r := apply(t, k, map[string]int{"H100-40C": 2}, o)
+		require.Equal(t, []string{
+			"switch heterogeneous vGPUs on", "set the scheduler to fixed-share (is best-effort)", "switch its 4 virtual functions on",
+			"create H100-40C on " + k.vf(0), "create H100-40C on " + k.vf(1),
+		}, done(r))
+		require.Equal(t, []string{"sriov-manage " + k.pci, vendorFile(k.vf(0)) + "=1003", vendorFile(k.vf(1)) + "=1003"}, k.writes)
+		require.Len(t, r.Devices, 2)
+		require.Empty(t, apply(t, k, map[string]int{"H100-40C": 2}, o).Actions)
+	})
+	t.Run("mdev on virtual functions", func(t *testing.T) {
+		k, _ := newKernel(t, MDev, 4)
+		r := apply(t, k, map[string]int{"H100-20C": 3}, node)
+		require.Len(t, r.Actions, 4)
+		for n, d := range r.Devices {
+			require.Equal(t, ID("gpu-1", k.pci, "H100-20C", n), d.UUID)
+		}
+		require.Empty(t, apply(t, k, map[string]int{"H100-20C": 3}, node).Actions)
+	})
+	t.Run("mdev on the physical function", func(t *testing.T) {
+		k, _ := newKernel(t, MDev, 0)
+		r := apply(t, k, map[string]int{"H100-20C": 4}, node)
+		require.Len(t, r.Actions, 4)
+		require.Empty(t, apply(t, k, map[string]int{"H100-20C": 4}, node).Actions)
+	})
+}
+
+func TestTheIDsAreDeterministicAndDifferByNode(t *testing.T) {
+	require.Equal(t, ID("a", "0000:01:00.0", "H100-10C", 0), ID("a", "0000:01:00.0", "H100-10C", 0))
+	seen := map[string]bool{}
+	for _, n := range []string{"a", "b"} {
+		for k := range 3 {
+			seen[ID(n, "0000:01:00.0", "H100-10C", k)] = true
+		}
+	}
+	require.Len(t, seen, 6)
+}
+
+func TestAnotherLayoutReleasesTheSurplusFirst(t *testing.T) {
+	for _, framework := range []string{Vendor, MDev} {
+		t.Run(framework, func(t *testing.T) {
+			k, _ := newKernel(t, framework, 4)
+			apply(t, k, map[string]int{"H100-40C": 2}, node)
+			preview, err := k.applier().Preview(t.Context(), entry(map[string]int{"H100-20C": 4}), node)
+			require.NoError(t, err)
+			require.Len(t, preview.Actions, 6)
+			r := apply(t, k, map[string]int{"H100-20C": 4}, node)
+			require.Len(t, r.Actions, 6)
+			require.Contains(t, r.Actions[0].What, "release H100-40C")
+			require.Contains(t, r.Actions[1].What, "release H100-40C")
+			require.Len(t, r.Devices, 4)
+			require.Empty(t, apply(t, k, map[string]int{}, node).Devices)
+		})
+	}
+}
+
+func TestWhatAVirtualMachineUsesIsNeitherReleasedNorReplaced(t *testing.T) {
+	t.Run("vendor VFIO: never written to", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		apply(t, k, map[string]int{"H100-20C": 2}, node)
+		k.attach(900, k.vf(0), k.group(k.vf(0)))
+		k.writes = nil
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{"H100-40C": 1}), node)
+		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+		require.Empty(t, k.writes)
+
+		r := apply(t, k, map[string]int{"H100-20C": 1}, node)
+		require.Equal(t, []string{"release H100-20C on " + k.vf(1)}, done(r), "of equals the idle one goes")
+	})
+	t.Run("vendor VFIO by character device", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		apply(t, k, map[string]int{"H100-20C": 1}, node)
+		require.NoError(t, os.MkdirAll(k.path(k.device(k.vf(0))+"/vfio-dev/vfio3"), 0o755))
+		k.attach(900, k.vf(0), "devices/vfio3")
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{}), node)
+		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	})
+	t.Run("vendor VFIO, blind", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		apply(t, k, map[string]int{"H100-20C": 1}, node)
+		require.NoError(t, os.RemoveAll(k.path("proc")))
+		k.writes = nil
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{}), node)
+		require.Equal(t, setup.Stop, setup.ClassOf(err), "%v", err)
+		require.ErrorContains(t, err, "processes visible")
+		require.Empty(t, k.writes)
+	})
+	t.Run("mdev: the kernel says so", func(t *testing.T) {
+		k, _ := newKernel(t, MDev, 4)
+		r := apply(t, k, map[string]int{"H100-20C": 1}, node)
+		k.open[r.Devices[0].UUID] = true // by a process that we can't see
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{}), node)
+		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+		delete(k.open, r.Devices[0].UUID)
+		require.Empty(t, apply(t, k, map[string]int{}, node).Devices)
+	})
+}
+
+func TestProtectedOnesStay(t *testing.T) {
+	k, _ := newKernel(t, Vendor, 4)
+	apply(t, k, map[string]int{"H100-20C": 2}, node)
+	r := apply(t, k, map[string]int{}, Options{Node: "gpu-1", Protected: []string{k.vf(1)}})
+	require.Equal(t, []string{"release H100-20C on " + k.vf(0)}, done(r))
+	require.Contains(t, r.Notes[0], "protected")
+}
+
+func TestWhatTheKernelAnswersIsTold(t *testing.T) {
+	layout := map[string]int{"H100-40C": 2}
+	for name, c := range map[string]struct {
+		framework, end string
+		err            error
+		class          setup.Class
+		says           string
+	}{
+		"VF busy":             {Vendor, "current_vgpu_type", syscall.EBUSY, setup.Wait, "virtual machine"},
+		"type refused":        {Vendor, "current_vgpu_type", syscall.EINVAL, setup.Stop, "does not take this type"},
+		"write refused":       {Vendor, "current_vgpu_type", syscall.EACCES, setup.Stop, "as root"},
+		"read-only sysfs":     {Vendor, "current_vgpu_type", syscall.EROFS, setup.Stop, "writable"},
+		"driver unloaded":     {Vendor, "current_vgpu_type", syscall.ENOENT, setup.Stop, "plan again"},
+		"mdev busy":           {MDev, "create", syscall.EBUSY, setup.Wait, "virtual machine"},
+		"mdev refused":        {MDev, "create", syscall.EINVAL, setup.Stop, "does not take this type"},
+		"sriov-manage failed": {MDev, "sriov-manage", errors.New("exit status 1"), setup.Stop, "exit status 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, _ := newKernel(t, c.framework, 4)
+			k.faults[c.end] = c.err
+			_, err := k.applier().Apply(t.Context(), entry(layout), node)
+			require.Equal(t, c.class, setup.ClassOf(err), "%v", err)
+			require.ErrorContains(t, err, c.says)
+			require.Len(t, apply(t, k, layout, node).Devices, 2, "the next run finishes it")
+		})
+	}
+	t.Run("a reply that was lost: EEXIST", func(t *testing.T) {
+		k, _ := newKernel(t, MDev, 4)
+		apply(t, k, map[string]int{}, node)
+		require.NoError(t, k.EnableVFs(t.Context(), k.pci))
+		a := k.applier()
+		a.Writer = twice{k}
+		r, err := a.Apply(t.Context(), entry(layout), node)
+		require.NoError(t, err)
+		require.Len(t, r.Devices, 2)
+	})
+	t.Run("gone already: ENOENT", func(t *testing.T) {
+		k, _ := newKernel(t, MDev, 4)
+		apply(t, k, layout, node)
+		a := k.applier()
+		a.Writer = twice{k}
+		r, err := a.Apply(t.Context(), entry(map[string]int{}), node)
+		require.NoError(t, err)
+		require.Empty(t, r.Devices)
+	})
+	t.Run("a write that does nothing", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		require.NoError(t, k.EnableVFs(t.Context(), k.pci))
+		k.deaf = true
+		_, err := k.applier().Apply(t.Context(), entry(layout), node)
+		require.ErrorContains(t, err, "nothing has changed")
+		require.Equal(t, setup.Stop, setup.ClassOf(err))
+	})
+}
+
+// twice makes every write twice and shows the answer of the second: what a
+// caller sees whose first reply was lost.
+type twice struct{ *kernel }
+
+func (w twice) Write(path, value string) error {
+	if err := w.kernel.Write(path, value); err != nil {
+		return err
+	}
+	return w.kernel.Write(path, value)
+}
+
+func TestAnAgentKilledAtAnyStepIsFinishedByTheNextRun(t *testing.T) {
+	for _, framework := range []string{Vendor, MDev} {
+		t.Run(framework, func(t *testing.T) {
+			k, _ := newKernel(t, framework, 4)
+			for runs := 0; ; runs++ {
+				require.Less(t, runs, 10)
+				ctx, kill := context.WithCancel(t.Context())
+				a := k.applier()
+				a.Progress = func(string) { kill() } // the step is taken, its result is not seen
+				_, err := a.Apply(ctx, entry(map[string]int{"H100-20C": 3}), node)
+				kill()
+				if err == nil {
+					break
+				}
+				require.ErrorIs(t, err, context.Canceled)
+				if runs == 0 && framework == Vendor {
+					require.Equal(t, []string{"sriov-manage " + k.pci}, k.writes)
+				}
+			}
+			n := 0
+			for _, slot := range k.made {
+				n += len(slot)
+			}
+			require.Equal(t, 3, n)
+		})
+	}
+}
+
+func TestModesAreSetOnlyWhileNoVirtualGPUIsActive(t *testing.T) {
+	k, h := newKernel(t, Vendor, 4)
+	require.NoError(t, h.Set("vgpu.active", "1"))
+	_, err := k.applier().Apply(t.Context(), entry(map[string]int{}), Options{Node: "gpu-1", Scheduler: "equal-share"})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	require.NoError(t, h.Set("vgpu.active", "0"))
+	r := apply(t, k, map[string]int{}, Options{Node: "gpu-1", Scheduler: "equal-share"})
+	require.Len(t, r.Actions, 1)
+	policy, err := h.Get("gpu.0.vgpu.scheduler.policy")
+	require.NoError(t, err)
+	require.Equal(t, "2", policy)
+}
+
+func TestAnImpossibleLayoutIsRefusedBeforeAnythingIsTouched(t *testing.T) {
+	for name, c := range map[string]struct {
+		types map[string]int
+		set   []string
+		o     Options
+		says  string
+	}{
+		"no type of this GPU":           {map[string]int{"L40S-12Q": 1}, nil, node, "H100-10C"},
+		"more than virtual functions":   {map[string]int{"H100-10C": 5}, nil, node, "at most 4"},
+		"MIG-backed without MIG":        {map[string]int{"H100-1-10C": 1}, nil, node, "MIG mode on"},
+		"time-sliced in MIG mode":       {map[string]int{"H100-10C": 1}, []string{"gpu.0.mig.current", "1"}, node, "MIG mode off"},
+		"no vGPU host":                  {map[string]int{"H100-10C": 1}, []string{"vgpu.virtualization", "0"}, node, "host vGPU mode"},
+		"a scheduler nobody knows":      {map[string]int{}, nil, Options{Scheduler: "fair"}, `"fair"`},
+		"heterogeneous in MIG mode":     {map[string]int{}, []string{"gpu.0.mig.current", "1"}, Options{Heterogeneous: ptr(true)}, "heterogeneous"},
+		"scheduler of a driver without": {map[string]int{}, []string{"fail.nvmlDeviceGetVgpuSchedulerState", "3"}, Options{Scheduler: "equal-share"}, "without a vGPU scheduler"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, h := newKernel(t, Vendor, 4)
+			if len(c.set) > 0 {
+				require.NoError(t, h.Set(c.set...))
+			}
+			_, err := k.applier().Apply(t.Context(), entry(c.types), c.o)
+			require.ErrorIs(t, err, setup.ErrBadLayout)
+			require.ErrorContains(t, err, c.says)
+			require.Empty(t, k.writes)
+		})
+	}
+	t.Run("a type that does not fit beside the others", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{"H100-80C": 2}), node)
+		require.ErrorContains(t, err, "room for H100-80C")
+		require.Equal(t, setup.Stop, setup.ClassOf(err))
+	})
+	t.Run("a bare CUDA host with nothing declared", func(t *testing.T) {
+		k, h := newKernel(t, Vendor, 4)
+		require.NoError(t, h.Set("vgpu.virtualization", "0"))
+		require.Empty(t, apply(t, k, map[string]int{}, node).Actions)
+	})
+	t.Run("somebody else's number of virtual functions", func(t *testing.T) {
+		k, _ := newKernel(t, Vendor, 4)
+		require.NoError(t, k.EnableVFs(t.Context(), k.pci))
+		k.file(k.device(k.pci)+"/sriov_numvfs", "2")
+		_, err := k.applier().Apply(t.Context(), entry(map[string]int{"H100-10C": 1}), node)
+		require.ErrorContains(t, err, "another number")
+	})
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
+	k, _ := newKernel(t, Vendor, 4)
+	a := k.applier()
+	a.Writer = ReadOnly{}
+	r, err := a.Preview(t.Context(), entry(map[string]int{"H100-40C": 2}), node)
+	require.NoError(t, err)
+	require.Equal(t, []string{"switch its 4 virtual functions on", "create 2 x H100-40C on them"}, done(r))
+	_, err = a.Apply(t.Context(), entry(map[string]int{"H100-40C": 2}), node)
+	require.ErrorIs(t, err, setup.ErrRefused)
+}
+
+func TestTheRealWriterNeverMakesAFile(t *testing.T) {
+	root := t.TempDir()
+	require.ErrorIs(t, Sysfs{root}.Write("sys/none", "1"), os.ErrNotExist)
+	require.NoError(t, os.WriteFile(filepath.Join(root, "there"), []byte("0"), 0o600))
+	require.NoError(t, Sysfs{root}.Write("there", "1"))
+	text, err := os.ReadFile(filepath.Join(root, "there"))
+	require.NoError(t, err)
+	require.Equal(t, "1", string(text))
+}
+
+func TestThePlanCommandShowsWhatWouldBeDone(t *testing.T) {
+	k, _ := newKernel(t, Vendor, 4)
+	file := filepath.Join(t.TempDir(), "layout.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {H100-40C: 2}}]}\n"), 0o600))
+	c := command(nvml.Setters{}, true)
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetArgs([]string{"-f", file, "--root", k.root, "--exit-code"})
+	var exit *setup.Exit
+	require.ErrorAs(t, c.ExecuteContext(t.Context()), &exit)
+	require.Equal(t, setup.ExitChanges, exit.ExitCode())
+	require.Contains(t, out.String(), "would  "+k.pci+"  switch its 4 virtual functions on")
+	require.False(t, slices.ContainsFunc(k.writes, func(string) bool { return true }))
+}

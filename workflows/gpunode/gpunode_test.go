@@ -1,0 +1,210 @@
+package gpunode
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+func retry() protocol.Answer { return protocol.Answer{By: "ann"} }
+
+func TestAHostIsPreparedProvenAndGivenBack(t *testing.T) {
+	h := &host{}
+	r := newHarness(t, h).run(input())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, []string{"lock", "plan", "keep off", "cordon node-uid", "baseline", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log)
+	require.Empty(t, h.cordoned)
+	require.Empty(t, h.label)
+	require.Len(t, r.Prepared.Actions, 1)
+	require.Equal(t, gpu.Pass, r.Validation.Verdict)
+	require.Empty(t, r.LeftBehind)
+
+	require.Equal(t, gpu.Standard, h.validated[0].Level)
+	require.Equal(t, map[string]string{"VBIOS": "96.00"}, h.validated[0].Baseline.Devices[0].Readings,
+		"what was changed on purpose is not compared")
+}
+
+func TestAHostThatIsRightIsOnlyValidatedAndComparedInFull(t *testing.T) {
+	h := &host{layout: true}
+	r := newHarness(t, h).run(input())
+	require.Empty(t, r.Prepared.Actions)
+	require.Contains(t, h.validated[0].Baseline.Devices[0].Readings, "MIG layout")
+}
+
+func TestWithoutPrepareAndCordonTheHostIsOnlyValidated(t *testing.T) {
+	h := &host{}
+	in := input()
+	in.Prepare, in.Cordon = nil, false
+	in.Baseline = &gpu.Baseline{Node: "gpu-1", Driver: "570"}
+	newHarness(t, h).run(in)
+	require.Equal(t, []string{"lock", "keep off", "validate", "give back", "unlock"}, h.log)
+	require.Equal(t, "570", h.validated[0].Baseline.Driver, "the baseline given is the one compared with")
+}
+
+func TestPlanOnlyShowsTheActionsAndTouchesNothing(t *testing.T) {
+	h := &host{}
+	in := input()
+	in.PlanOnly = true
+	r := newHarness(t, h).run(in)
+	require.Equal(t, protocol.OutcomePlanned, r.Outcome)
+	require.Len(t, r.Planned.Actions, 1)
+	require.Equal(t, []string{"lock", "plan", "unlock"}, h.log)
+}
+
+func TestABadVerdictParksAndTheNodeStaysCordoned(t *testing.T) {
+	h := &host{verdict: gpu.Unfit}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() {
+		waiting := w.waits("validate")
+		require.Contains(t, waiting.Found, "CUDA call GPU-1: expected pass, found wrong result")
+		require.NotContains(t, waiting.Answers, protocol.Skip, "there is no way around the proof")
+		require.Equal(t, "us", h.cordoned)
+		require.Equal(t, "ours", h.label)
+		// The host is repaired, which takes a reboot: its layout is gone.
+		h.do(func() { h.verdict, h.layout = "", false })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, []string{"prepare", "validate", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log[5:])
+	require.True(t, h.layout)
+}
+
+func TestAnAbortGivesForeignAutomationBackAndLeavesAnUnprovenHostCordoned(t *testing.T) {
+	h := &host{verdict: gpu.Unfit}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() { w.SignalWorkflow(protocol.Abort, retry()) })
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Equal(t, "us", h.cordoned)
+	require.Empty(t, h.label)
+	require.Len(t, r.LeftBehind, 1)
+	require.Contains(t, r.LeftBehind[0], "stays cordoned")
+}
+
+func TestAnAbortBeforeAnythingWasBegunUndoesTheCordon(t *testing.T) {
+	h := &host{silent: true}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() {
+		require.Contains(t, w.waits("baseline").Found, "gpu/prod/gpu-1")
+		w.SignalWorkflow(protocol.Abort, retry())
+	})
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Empty(t, h.cordoned)
+	require.Empty(t, h.label)
+	require.Empty(t, r.LeftBehind)
+}
+
+func TestAForeignCordonStays(t *testing.T) {
+	h := &host{cordoned: "them"}
+	r := newHarness(t, h).run(input())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, "them", h.cordoned)
+	require.NotContains(t, h.log, "uncordon")
+	require.Contains(t, r.Warnings[len(r.Warnings)-1], "somebody else")
+}
+
+func TestAResetIsReportedAndThePersonDoesIt(t *testing.T) {
+	h := &host{needs: []gpu.Need{{Kind: gpu.NeedsReset, Device: "GPU-1", Why: "the MIG mode is pending until the GPU is reset"}}}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() {
+		require.Contains(t, w.waits("prepare").Helps, "reset the GPU")
+		h.do(func() { h.needs = nil })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Len(t, r.Prepared.Actions, 2, "what both attempts did")
+}
+
+func TestABusyHostParksOnlyOnceItIsCordoned(t *testing.T) {
+	h := &host{busy: true}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() {
+		require.Contains(t, w.waits("prepare").Found, "2 clients")
+		require.Equal(t, "us", h.cordoned)
+		h.do(func() { h.busy = false })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	require.Equal(t, protocol.OutcomeDone, w.run(input()).Outcome)
+}
+
+func TestDegradedIsAWarningUnlessStrict(t *testing.T) {
+	h := &host{verdict: gpu.Degraded}
+	r := newHarness(t, h).run(input())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Contains(t, r.Warnings[len(r.Warnings)-1], "degraded")
+
+	strict := input()
+	strict.Strict = true
+	w := newHarness(t, &host{verdict: gpu.Degraded})
+	w.at(time.Hour, func() {
+		w.waits("validate")
+		w.SignalWorkflow(protocol.Abort, retry())
+	})
+	require.Equal(t, protocol.OutcomeAborted, w.run(strict).Outcome)
+}
+
+func TestANodeThatAnotherRunWorksOnIsRefused(t *testing.T) {
+	h := &host{locked: true}
+	w := newHarness(t, h)
+	w.ExecuteWorkflow(protocol.GPUNode, input())
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, w.GetWorkflowError(), &app)
+	require.Equal(t, protocol.Locked, app.Type())
+	require.Empty(t, h.log, "nothing was touched")
+}
+
+func TestBadInputIsToldAtOnceAndInFull(t *testing.T) {
+	in := Input{Level: "deep", PlanOnly: true, Baseline: &gpu.Baseline{Node: "other"}}
+	w := newHarness(t, &host{})
+	w.ExecuteWorkflow(protocol.GPUNode, in)
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, w.GetWorkflowError(), &app)
+	require.Equal(t, protocol.BadInput, app.Type())
+	for _, path := range []string{"target.cluster", "node", "level", "baseline.node", "planOnly"} {
+		require.Contains(t, app.Message(), path)
+	}
+	in = input()
+	in.Prepare = &Prepare{VGPU: &gpu.VGPURequest{}, Limit: -1}
+	require.Len(t, in.Validate(), 2)
+	in.Prepare = &Prepare{}
+	require.Len(t, in.Validate(), 1)
+}
+
+func TestAsAChildItsStagesAndAnswersGoThroughTheParent(t *testing.T) {
+	h := &host{verdict: gpu.Unfit}
+	w := newHarness(t, h)
+	const prefix = "rollout.hypervisor.shared.gpu-1"
+	parent := func(ctx workflow.Context, in Input) (Result, error) {
+		run, err := stage.New(ctx, stage.Options{Kind: "upgrade", Cluster: "prod", Object: "o"})
+		if err != nil {
+			return Result{}, err
+		}
+		var out Result
+		err = run.Execute(run.Context(), stage.Stage{Name: prefix, Do: func(ctx workflow.Context, s *stage.Scope) error {
+			return s.Child(ctx, prefix, func(ctx workflow.Context, p protocol.Parent) workflow.ChildWorkflowFuture {
+				in.Parent = &p
+				return workflow.ExecuteChildWorkflow(ctx, protocol.GPUNode, in)
+			}, &out)
+		}})
+		return out, err
+	}
+	w.RegisterWorkflowWithOptions(parent, workflow.RegisterOptions{Name: "upgrade"})
+	w.at(time.Hour, func() {
+		w.waits(prefix + ".validate")
+		h.do(func() { h.verdict = "" })
+		w.SignalWorkflow(protocol.Retry, protocol.Answer{Stage: prefix + ".validate"})
+	})
+	w.ExecuteWorkflow("upgrade", input())
+	require.NoError(t, w.GetWorkflowError())
+	require.Empty(t, h.cordoned)
+}

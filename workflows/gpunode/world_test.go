@@ -1,0 +1,190 @@
+package gpunode
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	enums "go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/node"
+	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// host is the world behind the activities: a Node and its agent.
+type host struct {
+	mu  sync.Mutex
+	log []string
+	// cordoned: "" or who; label: who has set it.
+	cordoned, label string
+	locked, silent  bool
+	busy            bool
+	needs           []gpu.Need
+	layout          bool // as declared
+	verdict         gpu.Verdict
+	validated       []gpu.ValidateRequest
+}
+
+func (h *host) say(what string) { h.log = append(h.log, what) }
+
+func (h *host) do(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f()
+}
+
+func (h *host) keepOff(context.Context, node.Request) (node.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.say("keep off")
+	h.label = "ours"
+	return node.Result{UID: "node-uid", Changed: true, Before: "<absent>"}, nil
+}
+
+func (h *host) giveBack(context.Context, node.Request) (node.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.say("give back")
+	h.label = ""
+	return node.Result{}, nil
+}
+
+func (h *host) cordon(_ context.Context, r node.Request) (node.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.say("cordon " + r.UID)
+	if h.cordoned == "" {
+		h.cordoned = "us"
+	}
+	return node.Result{UID: "node-uid", Foreign: h.cordoned != "us"}, nil
+}
+
+func (h *host) uncordon(context.Context, node.Request) (node.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.say("uncordon")
+	if h.cordoned == "us" {
+		h.cordoned = ""
+	}
+	return node.Result{}, nil
+}
+
+func (h *host) baseline(context.Context, gpu.BaselineRequest) (gpu.Baseline, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.silent {
+		return gpu.Baseline{}, temporal.NewTimeoutError(enums.TIMEOUT_TYPE_SCHEDULE_TO_START, nil)
+	}
+	h.say("baseline")
+	return gpu.Baseline{Node: "gpu-1", Driver: "580", Devices: []gpu.Device{{UUID: "GPU-1",
+		Readings: map[string]string{"MIG layout": "none", "VBIOS": "96.00"}}}}, nil
+}
+
+func (h *host) prepare(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := gpu.PrepareResult{Node: r.Node}
+	if h.busy {
+		return out, finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}.Error(finding.Wait)
+	}
+	if !h.layout {
+		out.Actions = []gpu.Action{{System: "mig", Device: "GPU-1", What: "create GPU instance 7g.80gb at 0"}}
+	}
+	if r.PlanOnly {
+		h.say("plan")
+		return out, nil
+	}
+	h.say("prepare")
+	if out.Needs = h.needs; len(h.needs) == 0 {
+		h.layout = true
+	}
+	return out, nil
+}
+
+func (h *host) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.say("validate")
+	h.validated = append(h.validated, r)
+	out := gpu.Result{Node: r.Node, Verdict: gpu.Pass, Passed: 40}
+	if h.verdict != "" {
+		out.Verdict = h.verdict
+		out.Checks = []gpu.Check{{Name: "CUDA call", Device: "GPU-1", Expected: "pass", Found: "wrong result", Severity: gpu.Fatal}}
+	}
+	return out, nil
+}
+
+func input() Input {
+	return Input{Target: kube.Target{Cluster: "prod"}, Node: "gpu-1", Cordon: true,
+		Prepare: &Prepare{MIG: &gpu.MIGRequest{Config: "version: v1"}}}
+}
+
+type harness struct {
+	*testsuite.TestWorkflowEnvironment
+	t *testing.T
+	h *host
+}
+
+func newHarness(t *testing.T, h *host) *harness {
+	var suite testsuite.WorkflowTestSuite
+	env := suite.NewTestWorkflowEnvironment()
+	env.SetTestTimeout(time.Minute)
+	env.RegisterWorkflowWithOptions(GPUNode, workflow.RegisterOptions{Name: protocol.GPUNode})
+	for name, f := range map[string]any{
+		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
+			return kube.IdentifyResult{UID: "uid-prod"}, nil
+		},
+		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
+			require.Equal(t, "gpunode-gpu-1", r.Release)
+			if h.locked {
+				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("held by another run", protocol.Locked, nil)
+			}
+			h.do(func() { h.say("lock") })
+			return lease.AcquireResult{Holder: "me"}, nil
+		},
+		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
+			h.do(func() { h.say("unlock") })
+			return lease.ReleaseResult{Released: true}, nil
+		},
+		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
+			return visibility.Result{}, nil
+		},
+		node.KeepOffActivity: h.keepOff, node.GiveBackActivity: h.giveBack, node.CordonActivity: h.cordon, node.UncordonActivity: h.uncordon,
+		gpu.BaselineActivity: h.baseline, gpu.PrepareActivity: h.prepare, gpu.ValidateActivity: h.validate,
+	} {
+		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
+	}
+	return &harness{TestWorkflowEnvironment: env, t: t, h: h}
+}
+
+func (h *harness) at(after time.Duration, f func()) { h.RegisterDelayedCallback(f, after) }
+
+func (h *harness) waits(stage string) protocol.Waiting {
+	v, err := h.QueryWorkflow(protocol.QueryStatus)
+	require.NoError(h.t, err)
+	var s protocol.Status
+	require.NoError(h.t, v.Get(&s))
+	require.NotNil(h.t, s.WaitingFor, "%+v", s)
+	require.Equal(h.t, stage, s.WaitingFor.Stage)
+	return *s.WaitingFor
+}
+
+func (h *harness) run(in Input) Result {
+	h.ExecuteWorkflow(protocol.GPUNode, in)
+	require.True(h.t, h.IsWorkflowCompleted())
+	require.NoError(h.t, h.GetWorkflowError())
+	var out Result
+	require.NoError(h.t, h.GetWorkflowResult(&out))
+	return out
+}
