@@ -147,7 +147,7 @@ func (b *clusterPatch) nudge(index int, synced bool, at time.Time) (bool, error)
 			Row:    "P10",
 			Object: "TensorFusionCluster/" + b.cluster.Name + ", pool entry " + b.cluster.Spec.GPUPools[index].Name,
 			Found:  "componentConfig.hypervisor is missing, so the spec change that 2.17 needs cannot be made",
-			Next:   "set componentConfig.hypervisor in the TensorFusionCluster, or acknowledge a full hypervisor outage",
+			Next:   "set componentConfig.hypervisor in the TensorFusionCluster, then retry",
 		}.Error(finding.Stop)
 	}
 	template := map[string]any{}

@@ -1,6 +1,8 @@
 package tensorfusion
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"sort"
@@ -27,6 +29,31 @@ func (v hostView) inventory() []string {
 	}
 	sort.Strings(out)
 	return out
+}
+
+// gpusBefore are a host's GPUs as they were before its pod was touched. Only
+// the digest travels in heartbeats: a wave of 100 hosts has 800 GPUs, once a
+// second. The lines serve the text while the attempt that saw them lives.
+type gpusBefore struct {
+	Digest string   `json:"digest"`
+	lines  []string // unexported: no part of the heartbeat
+}
+
+func newGPUsBefore(lines []string) *gpusBefore {
+	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+	return &gpusBefore{Digest: hex.EncodeToString(sum[:12]), lines: lines}
+}
+
+// changed says how the GPUs differ from before, "" when they don't.
+func (b *gpusBefore) changed(now []string) string {
+	if b == nil || b.Digest == newGPUsBefore(now).Digest {
+		return ""
+	}
+	before := "another set"
+	if b.lines != nil {
+		before = orNone(strings.Join(b.lines, ", "))
+	}
+	return fmt.Sprintf("GPUs changed: before %s, now %s", before, orNone(strings.Join(now, ", ")))
 }
 
 // named reports whether a pod carries the name of the wanted line; the other
@@ -122,7 +149,7 @@ func (v hostView) unhealthy(g Goal) string {
 
 // unproven says which part of the proof is missing, "" when the host is
 // proven (facts, section 6): wanted pod, healthy, same GPUs as before.
-func (v hostView) unproven(g Goal, before []string) string {
+func (v hostView) unproven(g Goal, before *gpusBefore) string {
 	pod := v.pod(g)
 	if pod == nil {
 		return "no hypervisor pod"
@@ -133,11 +160,7 @@ func (v hostView) unproven(g Goal, before []string) string {
 	if why := v.unhealthy(g); why != "" {
 		return why
 	}
-	if before != nil && !slices.Equal(before, v.inventory()) {
-		return fmt.Sprintf("GPUs changed: before %s, now %s",
-			orNone(strings.Join(before, ", ")), orNone(strings.Join(v.inventory(), ", ")))
-	}
-	return ""
+	return before.changed(v.inventory())
 }
 
 const phaseRunning = "Running"

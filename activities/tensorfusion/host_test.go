@@ -1,17 +1,19 @@
 package tensorfusion
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The proof of a host has many parts; each alone must keep it unproven.
 func TestAHostIsProvenOnlyWhenEveryPartHolds(t *testing.T) {
-	before := provenHost("n", "p").inventory()
+	before := newGPUsBefore(provenHost("n", "p").inventory())
 	assert.Empty(t, provenHost("n", "p").unproven(testGoal(), before))
 	for _, tc := range []struct {
 		world string
@@ -93,4 +95,17 @@ func TestTheNudgeIsNeededOnTheWayTo217(t *testing.T) {
 	} {
 		assert.Equal(t, tc.want, needsNudge(imageVersion("x:"+tc.from), imageVersion("x:"+tc.to)), tc.from+" -> "+tc.to)
 	}
+}
+
+func TestALaterAttemptKnowsTheGPUsFromBeforeByTheirDigest(t *testing.T) {
+	first := newGPUsBefore(provenHost("n", "p").inventory())
+	beat, err := json.Marshal(first)
+	require.NoError(t, err)
+	assert.Less(t, len(beat), 64, "it travels once a second for every host of a wave")
+	var kept *gpusBefore
+	require.NoError(t, json.Unmarshal(beat, &kept))
+	v := provenHost("n", "p")
+	assert.Empty(t, v.unproven(testGoal(), kept))
+	v.gpus = v.gpus[1:]
+	assert.Contains(t, v.unproven(testGoal(), kept), "GPUs changed: before another set")
 }

@@ -41,8 +41,8 @@ func (a *Activities) ReplaceHypervisors(ctx context.Context, req ReplaceRequest)
 type hostMemory struct {
 	Started time.Time `json:"started"`
 	// Deleted: this run deleted a pod of the host.
-	Deleted bool     `json:"deleted,omitempty"`
-	Before  []string `json:"before,omitempty"`
+	Deleted bool        `json:"deleted,omitempty"`
+	Before  *gpusBefore `json:"before,omitempty"`
 	// Outcome is empty until the host is finished.
 	Outcome string `json:"outcome,omitempty"`
 }
@@ -193,7 +193,7 @@ func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
 		}
 		m := r.setMemory(h.Name, func(m *hostMemory) {
 			if m.Started.IsZero() {
-				m.Started, m.Before = time.Now().UTC(), v.inventory()
+				m.Started, m.Before = time.Now().UTC(), newGPUsBefore(v.inventory())
 			}
 		})
 		why := v.unproven(r.req.Goal, m.Before)

@@ -201,8 +201,16 @@ func (d *Double) reconcilePool(ctx context.Context, p *process, key string) (tim
 	if err := d.writeStatus(ctx, poolResource, u, fields); err != nil {
 		return 0, err
 	}
+	if r.Requeue == 0 && v.Pool.Status.Components.Hypervisor == "" {
+		return firstLook, r.Err
+	}
 	return r.Requeue, r.Err
 }
+
+// firstLook wakes a new pool once more: it has stored its hashes and stopped
+// (rule 8). In a real cluster the nodes that come up wake it; here they may all
+// be up already, and the pool would never reach 100 and synced (rule 29).
+const firstLook = time.Second
 
 // setPending starts a batch. Its writes go side by side: a batch of a thousand
 // nodes would otherwise begin with a minute of them.
