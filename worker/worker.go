@@ -76,13 +76,20 @@ func Run(ctx context.Context, c client.Client, namespace string, cfg Config) err
 	}
 	defer store.Close()
 
-	workflows := worker.New(c, protocol.TaskQueue, worker.Options{WorkerStopTimeout: stopTimeout})
+	// A worker that the server refuses for good stops polling; the process must
+	// not live on as if it served.
+	asked := ctx
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	fatal := func(err error) { fail(fmt.Errorf("a worker stopped: %w", err)) }
+
+	workflows := worker.New(c, protocol.TaskQueue, worker.Options{WorkerStopTimeout: stopTimeout, OnFatalError: fatal})
 	RegisterWorkflows(workflows)
 	(&visibility.Activities{Temporal: c, Namespace: namespace}).Register(workflows)
 	running := []worker.Worker{workflows}
 	for _, name := range clusters.Names() {
 		w := worker.New(c, protocol.ClusterQueue(name), worker.Options{
-			WorkerStopTimeout: stopTimeout, DisableWorkflowWorker: true,
+			WorkerStopTimeout: stopTimeout, DisableWorkflowWorker: true, OnFatalError: fatal,
 			DefaultHeartbeatThrottleInterval: time.Second, MaxHeartbeatThrottleInterval: time.Second,
 		})
 		w.RegisterActivityWithOptions(clusters.Identify, activity.RegisterOptions{Name: kube.IdentifyActivity})
@@ -105,7 +112,10 @@ func Run(ctx context.Context, c client.Client, namespace string, cfg Config) err
 	for _, w := range running {
 		w.Stop()
 	}
-	return nil
+	if asked.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
 }
 
 // RegisterWorkflows registers every workflow under its stable name. Replay

@@ -157,3 +157,30 @@ func TestPolicyIsRestoredOnlyWhenEveryHostIsProven(t *testing.T) {
 	assert.True(t, after.After[0].AutoHypervisor)
 	assert.Equal(t, int32(20), after.After[0].BatchPercentage)
 }
+
+// An attempt before may have switched the flags on: a refusal must not leave
+// the controller rolling behind a parked run.
+func TestARefusedPolicyLeavesAutoUpdateOff(t *testing.T) {
+	w := newWorld(t, "a")
+	w.image = oldHypervisor
+	w.control()
+	w.hosts()
+	c, scope := w.client, w.scope
+	out, err := hold(t.Context(), c, HoldRequest{Scope: scope, Limit: holdLimit})
+	require.NoError(t, err)
+	on := PolicyRequest{Scope: scope, Mode: PolicyRestore, Before: out.Before, Goal: testGoal(), Limit: holdLimit}
+	on.Goal.HypervisorImage = oldHypervisor
+	_, err = setPolicy(t.Context(), c, on)
+	require.NoError(t, err)
+	require.False(t, w.policy().held())
+
+	refused := on
+	refused.Goal.HypervisorImage = "registry.example/hypervisor:never"
+	_, err = setPolicy(t.Context(), c, refused)
+	require.Error(t, err)
+	err = holdBack(t.Context(), c, refused, err)
+	f, _, ok := finding.Of(err)
+	require.True(t, ok)
+	assert.Contains(t, f.Next, "skip")
+	assert.True(t, w.policy().held())
+}

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -71,7 +72,8 @@ func (a *Activities) preflight(ctx context.Context, c *kube.Client, req Prefligh
 	}
 	maskChecks(r, out.Checks)
 	o.Goal = goal
-	out.NoChange = r.unchanged() && live.ControllerImage == target.ControllerImage && o.allOnGoal()
+	out.NoChange = r.unchanged() && live.ControllerImage == target.ControllerImage && o.allOnGoal() &&
+		!r.unfinished(req.Intent.Chart.Revision != 0, o)
 	return out, nil
 }
 
@@ -90,6 +92,19 @@ func (r *resolved) goal(target Side) Goal {
 		}
 	}
 	return g
+}
+
+// unfinished reports that an earlier run or Helm operation left work that looks
+// like none: a policy still held, or a revision that failed half way and whose
+// objects may be in the cluster. A rollback holds before it looks, so the hold
+// tells nothing there.
+func (r *resolved) unfinished(rollback bool, o *Observation) bool {
+	if last, ok := r.history.Last(); ok && last.Revision != r.current.Version {
+		return true
+	}
+	return !rollback && slices.ContainsFunc(o.Clusters, func(c FusionCluster) bool {
+		return c.Annotations[annotationPolicyBefore] != ""
+	})
 }
 
 // unchanged reports that the deployed revision is already what the intent says.

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -22,7 +23,31 @@ func (a *Activities) SetPolicy(ctx context.Context, req PolicyRequest) (PolicyRe
 		return PolicyResult{}, err
 	}
 	out, err := setPolicy(ctx, c, req)
+	if err != nil {
+		err = holdBack(ctx, c, req, err)
+	}
 	return out, inRow(err, "T13")
+}
+
+// holdBackLimit is how long switching the flags off again may take; it is not
+// cut short by an abort, which is when it matters most.
+const holdBackLimit = 30 * time.Second
+
+// holdBack switches the flags off after a failure: an attempt before this one,
+// or this one up to its failure, may have switched them on, and a run that
+// parks must not leave the controller rolling by itself.
+func holdBack(ctx context.Context, c *kube.Client, req PolicyRequest, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holdBackLimit)
+	defer cancel()
+	if _, err := hold(ctx, c, HoldRequest{Scope: req.Scope, Limit: holdBackLimit, Assert: true}); err != nil {
+		f, class, ok := finding.Of(cause)
+		if !ok {
+			return cause
+		}
+		f.Why = fmt.Sprintf("auto update may still be on, switching it off again failed: %v", err)
+		return f.Error(class)
+	}
+	return cause
 }
 
 func setPolicy(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyResult, error) {
@@ -120,7 +145,7 @@ func mayRoll(goal Goal, hosts []hostView, want map[string]PoolPolicy) error {
 				return finding.Finding{
 					Row: "T14", Object: hostObject(h.name), Expected: "proven before GPUPool/" + pool + " may roll by itself again", Found: why,
 					Why:  "the controller would replace it outside our batches, or count it as updated and delete it later",
-					Next: "finish the host's rollout, or keep the policy off",
+					Next: "finish the host's rollout and answer retry, or answer skip to keep auto update off",
 				}.Error(finding.Stop)
 			}
 		}
@@ -152,11 +177,7 @@ func awaitPolicy(ctx context.Context, c *kube.Client, req PolicyRequest, want ma
 	if err != nil || replaced == nil {
 		return err
 	}
-	off, err := hold(ctx, c, HoldRequest{Scope: req.Scope, Limit: req.Limit})
-	if err != nil {
-		return err
-	}
-	replaced.Next = fmt.Sprintf("the flags of %d pools are false again; look at the controller's log, then choose keepOff", len(off.Before))
+	replaced.Next = "the flags are switched off again; look at the controller's log, then answer retry, or skip to keep them off"
 	return replaced.Error(finding.Stop)
 }
 

@@ -25,7 +25,10 @@ func annotateNewPods(ctx context.Context, t *Targets, node, annotation, value st
 	fail := admissionv1.Fail
 	equivalent := admissionv1.Equivalent
 	policy := &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{Label: "admission"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{Label: "admission"},
+			Annotations: map[string]string{policyNode: node, policyAnnotation: annotation},
+		},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{
 			FailurePolicy:      &fail,
 			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
@@ -58,14 +61,21 @@ func annotateNewPods(ctx context.Context, t *Targets, node, annotation, value st
 	if _, err := api.MutatingAdmissionPolicyBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("admission policy binding %s: %w", name, err)
 	}
-	return inForce(ctx, t, node, annotation)
+	return applied(ctx, t, node, annotation, true)
 }
+
+// Annotations of a policy: what it does, for the wait when it is removed.
+const (
+	policyNode       = "refit.sandbox/fault-node"
+	policyAnnotation = "refit.sandbox/fault-annotation"
+)
 
 // policyDelay bounds how long the API server may take to load a new policy.
 const policyDelay = 20 * time.Second
 
-// inForce asks with dry runs until the API server applies the policy.
-func inForce(ctx context.Context, t *Targets, node, annotation string) error {
+// applied asks with dry runs until the API server applies the policy, or no
+// longer does: it loads changes of policies with a delay, in both directions.
+func applied(ctx context.Context, t *Targets, node, annotation string, want bool) error {
 	ctx, cancel := context.WithTimeout(ctx, policyDelay)
 	defer cancel()
 	probe := &corev1.Pod{
@@ -77,18 +87,32 @@ func inForce(ctx context.Context, t *Targets, node, annotation string) error {
 		if err != nil {
 			return fmt.Errorf("dry run of a pod on node %s: %w", node, err)
 		}
-		if _, ok := got.Annotations[annotation]; !ok {
-			return fmt.Errorf("dry run of a pod on node %s: expected annotation %s, found none", node, annotation)
+		if _, ok := got.Annotations[annotation]; ok != want {
+			return fmt.Errorf("dry run of a pod on node %s: expected annotation %s set to be %t, found %t", node, annotation, want, ok)
 		}
 		return nil
 	})
 }
 
+// removePolicies returns when no new pod is touched any more: pods that are
+// created after it are sound.
 func removePolicies(ctx context.Context, t *Targets) error {
 	api := t.Kube.AdmissionregistrationV1()
 	ours := metav1.ListOptions{LabelSelector: Label}
+	policies, err := api.MutatingAdmissionPolicies().List(ctx, ours)
+	if err != nil {
+		return err
+	}
 	if err := api.MutatingAdmissionPolicyBindings().DeleteCollection(ctx, metav1.DeleteOptions{}, ours); err != nil {
 		return err
 	}
-	return api.MutatingAdmissionPolicies().DeleteCollection(ctx, metav1.DeleteOptions{}, ours)
+	if err := api.MutatingAdmissionPolicies().DeleteCollection(ctx, metav1.DeleteOptions{}, ours); err != nil {
+		return err
+	}
+	for _, p := range policies.Items {
+		if err := applied(ctx, t, p.Annotations[policyNode], p.Annotations[policyAnnotation], false); err != nil {
+			return err
+		}
+	}
+	return nil
 }

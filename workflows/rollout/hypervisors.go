@@ -26,8 +26,10 @@ type hypervisors struct {
 	seen    map[string]tensorfusion.Host // of the last look
 	waves   int
 	longest time.Duration
-	handled int  // hosts taken since the last continue-as-new
-	again   bool // the last attempt of the current batch parked
+	handled int       // hosts taken since the last continue-as-new
+	looked  time.Time // when the pool was last observed and the hold checked
+	stale   bool      // a wave was not begun because that was too long ago
+	again   bool      // the last attempt of the current batch parked
 	drift   []finding.Finding
 	warned  int
 }
@@ -117,7 +119,10 @@ func (h *hypervisors) batch(ctx workflow.Context, s *stage.Scope, index int) (er
 		h.report(ctx, s)
 		switch d.Kind {
 		case plan.Replace:
-			err = h.wave(ctx, s, d)
+			if err = h.wave(ctx, s, d); err == nil && h.stale {
+				h.stale = false
+				look, err = h.look(ctx, s)
+			}
 			continue
 		case plan.Soak, plan.Interval:
 			if err = s.Sleep(ctx, d.For, d.Reason); err == nil {
@@ -162,6 +167,7 @@ func (h *hypervisors) look(ctx workflow.Context, s *stage.Scope) (plan.Observati
 			h.drift = append(h.drift, f)
 		}
 	}
+	h.looked = workflow.Now(ctx)
 	o := plan.Observation{Hosts: PlannerHosts(seen)}
 	for _, f := range held.Broken {
 		h.drift = append(h.drift, f)
@@ -183,11 +189,19 @@ func (h *hypervisors) observe(ctx workflow.Context, s *stage.Scope) ([]tensorfus
 	return seen.Hosts, nil
 }
 
+// staleAfter is how old the last look may be when a wave begins. A pause or a
+// window's end may have held it for a night, in which auto update can have been
+// switched on and proven hosts can have broken.
+const staleAfter = time.Minute
+
 // wave replaces the hosts of one decision as one unbreakable section. What is
 // known is recorded within it, also when a shard failed or abort was accepted
 // meanwhile; a wave that did not begin leaves no trace.
 func (h *hypervisors) wave(ctx workflow.Context, s *stage.Scope, d plan.Decision) error {
 	err := s.Section(ctx, "wave of "+d.Batch, h.estimate(), func(ctx workflow.Context) error {
+		if h.stale = workflow.Now(ctx).Sub(h.looked) > staleAfter; h.stale {
+			return nil
+		}
 		s.Current(d.Hosts...)
 		h.waves++
 		started := workflow.Now(ctx)
@@ -231,6 +245,9 @@ func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decisi
 		}
 		for _, name := range part {
 			target := tensorfusion.HostTarget{Name: name, UID: h.seen[name].UID}
+			if d.Batch == proofStage {
+				target.UID = "" // without a UID nothing of the host is deleted
+			}
 			in.Hosts = append(in.Hosts, ShardHost{HostTarget: target, Baseline: h.rows[name].Baseline})
 		}
 		cctx := workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{

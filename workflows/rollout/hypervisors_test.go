@@ -245,6 +245,26 @@ func TestPauseHoldsBetweenWaves(t *testing.T) {
 	require.Equal(t, each(3, tensorfusion.OutcomeReplaced), outcomes(h.run(in)))
 }
 
+func TestAWaveAfterALongWaitLooksAgainFirst(t *testing.T) {
+	c := newCluster(t, 3)
+	c.took = 10 * time.Minute
+	h := newHarness(t, c)
+	h.at(15*time.Minute, func() { h.signal(protocol.Pause, protocol.Answer{By: "ann"}) })
+	h.at(9*time.Hour, func() {
+		h.waits(protocol.WaitPaused, batch1)
+		c.do(func() { c.flag = true }) // by day, while nobody of ours looked
+		h.signal(protocol.Resume, protocol.Answer{By: "ann"})
+	})
+	h.at(10*time.Hour, func() {
+		w := h.waits(protocol.WaitParked, batch1)
+		require.Contains(t, w.Found, "autoUpdateHypervisor=true")
+		require.Equal(t, []string{"[gpu-1]", "[gpu-2]"}, c.replaced(), "nothing was deleted on the word of yesterday")
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	in := input(plan.Strategy{Batch: plan.Amount{Count: 2}, MaxUnavailable: plan.Amount{Count: 1}, Gates: plan.GateNone})
+	require.Equal(t, each(3, tensorfusion.OutcomeReplaced), outcomes(h.run(in)))
+}
+
 func TestWindowClosesInTheMiddleOfABatch(t *testing.T) {
 	c := newCluster(t, 3)
 	c.took = 25 * time.Minute

@@ -40,6 +40,9 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 			}
 		}
 	}
+	if r.Outcome == protocol.OutcomeDone && e.policy != tensorfusion.PolicyKeepOff {
+		r.LeftBehind = append(r.LeftBehind, e.heldPools()...)
+	}
 	if r.Outcome == protocol.OutcomeDone && e.kind == protocol.TensorFusionRollback {
 		r.LeftBehind = append(r.LeftBehind, notUndone...)
 	}
@@ -48,18 +51,25 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 
 // leftBehind lists what a run that did not reach its end leaves in the cluster.
 func (e *engine) leftBehind() []string {
-	left := slices.Clone(e.left)
-	if e.held && !e.restored {
-		for _, p := range e.before {
-			left = append(left, fmt.Sprintf("pool %s: auto update stays off (it was hypervisor=%t, worker=%t, client=%t)",
-				p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient))
-		}
-	}
+	left := append(slices.Clone(e.left), e.heldPools()...)
 	if e.upgraded.Revision != 0 {
 		left = append(left, fmt.Sprintf("release %s stands at revision %d (%s)", e.release.Name, e.upgraded.Revision, e.upgraded.Chart))
 	}
 	if n := e.proven(); n > 0 {
 		left = append(left, fmt.Sprintf("%d nodes run the hypervisor of the plan", n))
+	}
+	return left
+}
+
+// heldPools lists the pools whose auto update this run leaves off.
+func (e *engine) heldPools() []string {
+	if !e.held || e.restored {
+		return nil
+	}
+	var left []string
+	for _, p := range e.before {
+		left = append(left, fmt.Sprintf("pool %s: auto update stays off (it was hypervisor=%t, worker=%t, client=%t)",
+			p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient))
 	}
 	return left
 }

@@ -105,7 +105,14 @@ func (e *engine) holdFirst(ctx workflow.Context, s *stage.Scope) error {
 // returning are the stages after the plan: the gate with the diff, then as an
 // upgrade without CRDs, which stay (T22).
 func (e *engine) returning() []stage.Stage {
-	changing := e.changing()[1:] // held already
+	changing := e.changing()
+	if e.pre.NeedsNudge {
+		// Held, but without the spec change that keeps a 2.17 controller from
+		// deleting every hypervisor (facts, section 5): hold once more with it.
+		changing[0].Name = "hold-nudge"
+	} else {
+		changing = changing[1:]
+	}
 	changing[0].Gate = &stage.Gate{
 		Name: "plan",
 		Found: fmt.Sprintf("%d objects change, %d batches, to revision %d (controller %s, hypervisor %s)",

@@ -27,9 +27,10 @@ func TestRollbackInspectsHoldsChecksAndAsks(t *testing.T) {
 	r := h.rollback(rollbackInput())
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.Equal(t, []string{
-		"lock", "revision", "hold", "preflight", "plan", "backup", "helm",
+		"lock", "revision", "hold", "preflight", "plan", "hold-nudge", "backup", "helm",
 		"rollout.hypervisor.shared", "rollout.hypervisor.training", "policy", "verify", "receipt", "unlock",
 	}, names(r.Stages), "CRDs stay")
+	require.Contains(t, i.log, "Hold nudge=true", "2.17 would delete every hypervisor by itself")
 	require.Equal(t, 1, i.releases[0].Intent.Chart.Revision)
 	require.True(t, i.rolled[0].FixFirst, "broken nodes go first")
 	require.Equal(t, asFound, i.policies[0].Before)

@@ -169,6 +169,9 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 	for _, w := range result.Warnings {
 		e.run.Warn(w)
 	}
+	for _, f := range result.Drift {
+		e.run.Warn(f.String())
+	}
 	if err != nil {
 		return err
 	}

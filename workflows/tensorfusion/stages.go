@@ -166,7 +166,7 @@ func (e *engine) changing() []stage.Stage {
 			Mutates: true, Estimate: time.Minute, Do: e.crds})
 	}
 	helm := stage.Stage{Name: "helm", Purpose: "upgrade the release with auto update kept off, then prove the controller",
-		Mutates: true, Section: true, Estimate: e.limits.Controller.D() + time.Minute, Do: e.helm}
+		Mutates: true, Section: true, Estimate: e.limits.Release.D() + e.limits.Controller.D() + 2*e.limits.Hold.D(), Do: e.helm}
 	if len(e.diff.Forecast) > 0 {
 		helm.Gate = &stage.Gate{
 			Name:  "helm",
@@ -179,7 +179,7 @@ func (e *engine) changing() []stage.Stage {
 	stages = append(stages, e.rolloutStages()...)
 	return append(stages,
 		stage.Stage{Name: policyStage, Purpose: "set the auto-update policy as the plan says, now that every pod is proven",
-			Mutates: true, Estimate: time.Minute, Do: e.setPolicy},
+			Mutates: true, Skippable: true, Estimate: time.Minute, Do: e.setPolicy},
 		stage.Stage{Name: "verify", Purpose: "prove phases, hypervisors, inventory and a real CUDA call per pool",
 			Mutates: true, Estimate: e.limits.Verify.D(), Do: e.verify},
 		stage.Stage{Name: "receipt", Purpose: "store the record of the run", Do: e.storeReceipt},
@@ -312,12 +312,23 @@ func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
 	}, &r); err != nil {
 		return err
 	}
-	e.restored = e.policy == tensorfusion.PolicyRestore
+	e.restored = e.policy != tensorfusion.PolicyKeepOff
 	for _, p := range r.After {
 		s.Note("%s: pool %s autoUpdateHypervisor=%t autoUpdateWorker=%t autoUpdateClient=%t",
 			e.policy, p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient)
 	}
-	return e.drift(ctx, s, "policy")
+	err := e.drift(ctx, s, "policy")
+	if err == nil {
+		return nil
+	}
+	// Parked with the flags on, the controller would go on by itself.
+	e.restored = false
+	if _, herr := release.Hold(ctx, s, "switch auto update off again", tensorfusion.HoldRequest{
+		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true,
+	}); herr != nil {
+		return herr
+	}
+	return err
 }
 
 func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
