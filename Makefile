@@ -78,10 +78,10 @@ test-unit: world product $(BIN)/testreport ## packages of both modules
 	cd sandbox && $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json ./... | $(REPORT)
 
 test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
-	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 40m -json ./tests/e2e/... | $(REPORT)
+	@$(TEST_ENV) tools/e2e.sh
 
 test-long: world product $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
-	REFIT_TEST_LONG=1 $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m -json ./tests/e2e/... | $(REPORT)
+	@REFIT_TEST_LONG=1 REFIT_TEST_TIMEOUT=120m $(TEST_ENV) tools/e2e.sh
 
 race: $(BIN)/testreport ## the race detector on what is concurrent
 	$(CGO) $(TEST_ENV) $(GO) test -race -json $(RACE_PACKAGES) | $(REPORT)

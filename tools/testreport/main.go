@@ -34,8 +34,12 @@ type event struct {
 
 func main() {
 	strict := flag.Bool("strict", false, "fail when a required test was skipped")
+	failures := flag.String("failures", "", "write the top-level tests that failed to this file, as a pattern for -run")
 	flag.Parse()
-	ok, err := report(os.Stdin, os.Stdout, *strict)
+	ok, failed, err := report(os.Stdin, os.Stdout, *strict)
+	if err == nil && *failures != "" {
+		err = os.WriteFile(*failures, []byte(pattern(failed)), 0o600)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(2)
@@ -45,8 +49,17 @@ func main() {
 	}
 }
 
-// report returns whether everything passed.
-func report(in io.Reader, out io.Writer, strict bool) (bool, error) {
+// pattern matches exactly the tests, "" when there are none.
+func pattern(tests []string) string {
+	if len(tests) == 0 {
+		return ""
+	}
+	return "^(" + strings.Join(tests, "|") + ")$"
+}
+
+// report returns whether everything passed, and the top-level tests that did
+// not.
+func report(in io.Reader, out io.Writer, strict bool) (ok bool, broken []string, err error) {
 	output := map[string][]string{}
 	var skipped []string
 	passed, failed := 0, 0
@@ -80,6 +93,9 @@ func report(in io.Reader, out io.Writer, strict bool) (bool, error) {
 				delete(output, key)
 			case "fail":
 				failed++
+				if e.Test != "" && !strings.Contains(e.Test, "/") {
+					broken = append(broken, e.Test)
+				}
 				fmt.Fprint(out, strings.Join(output[key], ""))
 				delete(output, key)
 			}
@@ -88,7 +104,7 @@ func report(in io.Reader, out io.Writer, strict bool) (bool, error) {
 			break
 		}
 		if err != nil {
-			return false, err
+			return false, broken, err
 		}
 	}
 	missing := slices.DeleteFunc(slices.Clone(skipped), isMeant)
@@ -99,7 +115,7 @@ func report(in io.Reader, out io.Writer, strict bool) (bool, error) {
 		fmt.Fprintf(out, "%d required tests were skipped: what they need is named above\n", len(missing))
 	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, len(skipped))
-	return failed == 0 && (!strict || len(missing) == 0), nil
+	return failed == 0 && (!strict || len(missing) == 0), broken, nil
 }
 
 // reason is the text that the test gave for its skip.
