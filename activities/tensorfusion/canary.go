@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +60,8 @@ func canaryJob(req CanaryJobRequest) *batchv1.Job {
 			Template: corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec},
 		},
 	}
+	ttl := int32(canaryTTL / time.Second)
+	job.Spec.TTLSecondsAfterFinished = &ttl
 	if limit > 0 {
 		job.Spec.ActiveDeadlineSeconds = &limit
 	}
@@ -75,6 +78,8 @@ func runCanaryJob(ctx context.Context, c *kube.Client, req CanaryJobRequest) (Ca
 	if err != nil {
 		return out, kube.Wrap(err, "canary Job refit-canary-"+req.Key)
 	}
+	// By UID: the pod of an earlier attempt's Job has the same name and may
+	// still be there with its verdict.
 	var pod *corev1.Pod
 	err = c.Await(ctx, kube.Wait{
 		What: "verdict of canary Job/" + job.Namespace + "/" + job.Name, Limit: req.Limit, Heartbeat: beater(ctx),
@@ -84,7 +89,7 @@ func runCanaryJob(ctx context.Context, c *kube.Client, req CanaryJobRequest) (Ca
 		var err error
 		pod, found, err = endedPod(objects[0])
 		return pod != nil, found, err
-	}, kube.Selection{Resource: podsGVR, Namespace: job.Namespace, Labels: batchv1.JobNameLabel + "=" + job.Name})
+	}, kube.Selection{Resource: podsGVR, Namespace: job.Namespace, Labels: batchv1.ControllerUidLabel + "=" + string(job.UID)})
 	if err != nil {
 		return out, deleteJobAfter(ctx, c, job, err)
 	}
@@ -113,8 +118,14 @@ func endedPod(pods []*unstructured.Unstructured) (*corev1.Pod, string, error) {
 	return nil, strings.TrimSpace(found), nil
 }
 
-// deleteJobAfter removes the Job and its pod; the error of the run goes first.
+// canaryTTL is how long a Job that nobody could remove stays after its end.
+const canaryTTL = 10 * time.Minute
+
+// deleteJobAfter removes the Job and its pod, after an abort too; the error of
+// the run goes first.
 func deleteJobAfter(ctx context.Context, c *kube.Client, job *batchv1.Job, run error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
 	background := metav1.DeletePropagationBackground
 	err := c.Typed.BatchV1().Jobs(job.Namespace).Delete(ctx, job.Name, metav1.DeleteOptions{
 		PropagationPolicy: &background, Preconditions: &metav1.Preconditions{UID: &job.UID},

@@ -30,7 +30,7 @@ func (w *world) probeRuns(message string) {
 			template := job.Spec.Template
 			pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 			pod.Name = job.Name + "-x"
-			pod.Labels[batchv1.JobNameLabel] = job.Name
+			pod.Labels[batchv1.ControllerUidLabel] = string(job.UID)
 			pod.Spec.NodeName = template.Spec.NodeSelector[corev1.LabelHostname]
 			made, err := w.admin.Typed.CoreV1().Pods(namespace).Create(w.t.Context(), pod, metav1.CreateOptions{})
 			if err != nil {
