@@ -22,11 +22,17 @@ func (a *Activities) SetPolicy(ctx context.Context, req PolicyRequest) (PolicyRe
 	if err != nil {
 		return PolicyResult{}, err
 	}
+	out, err := setPolicyOrHold(ctx, c, req)
+	return out, inRow(err, "T13")
+}
+
+// setPolicyOrHold leaves no flag on behind an error.
+func setPolicyOrHold(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyResult, error) {
 	out, err := setPolicy(ctx, c, req)
 	if err != nil {
 		err = holdBack(ctx, c, req, err)
 	}
-	return out, inRow(err, "T13")
+	return out, err
 }
 
 // holdBackLimit is how long switching the flags off again may take; it is not
