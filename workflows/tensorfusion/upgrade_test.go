@@ -261,3 +261,32 @@ func TestPodsOfAnUnchangedTemplateAreProvenWhateverTheirAge(t *testing.T) {
 		})
 	}
 }
+
+func TestDriftAfterThePolicyParksWithAutoUpdateOff(t *testing.T) {
+	i := newInstallation(t)
+	i.drift["7"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // the controller's work
+	h := newHarness(t, i)
+	h.at(time.Minute, func() {
+		h.waits(protocol.WaitParked, "policy")
+		require.Equal(t, "Hold assert", i.log[len(i.log)-1], "the flags go off before anybody is asked")
+		h.answer(protocol.Retry)
+	})
+	r := h.upgrade(upgradeInput())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Len(t, i.policies, 2)
+	require.Empty(t, r.LeftBehind)
+}
+
+func TestASkippedPolicyLeavesAutoUpdateOffAndSaysSo(t *testing.T) {
+	i := newInstallation(t)
+	i.policyRefused = true
+	h := newHarness(t, i)
+	h.at(time.Minute, func() {
+		require.Contains(t, h.waits(protocol.WaitParked, "policy").Answers, protocol.Skip)
+		h.answer(protocol.Skip)
+	})
+	r := h.upgrade(upgradeInput())
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.NotEmpty(t, r.LeftBehind)
+	require.Contains(t, r.LeftBehind[0], "auto update stays off")
+}

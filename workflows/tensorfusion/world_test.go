@@ -38,25 +38,26 @@ type installation struct {
 	t   *testing.T
 	log []string // the activities that ran, in order
 
-	taken       bool
-	checks      [][]tensorfusion.Check // of each preflight in turn, the last one for ever
-	noChange    bool
-	template    string // of every pool, as preflight and the new controller see it
-	now         string
-	changes     []tensorfusion.ObjectChange
-	planned     []tensorfusion.ObservePoolRequest
-	forecast    []finding.Finding
-	drift       map[string][]finding.Finding // by number of the call, "*" for the next
-	broken      []finding.Finding            // of the next assertion
-	controller  []tensorfusion.Check
-	rolled      []rollout.Input
-	releases    []tensorfusion.ReleaseRequest
-	policies    []tensorfusion.PolicyRequest
-	drifts      []tensorfusion.DriftRequest
-	receipts    []tensorfusion.ReceiptRequest
-	rollbacks   []RollbackInput
-	rollbackEnd protocol.Receipt
-	revision    int // deployed
+	taken         bool
+	checks        [][]tensorfusion.Check // of each preflight in turn, the last one for ever
+	noChange      bool
+	template      string // of every pool, as preflight and the new controller see it
+	now           string
+	changes       []tensorfusion.ObjectChange
+	planned       []tensorfusion.ObservePoolRequest
+	forecast      []finding.Finding
+	drift         map[string][]finding.Finding // by number of the call, "*" for the next
+	broken        []finding.Finding            // of the next assertion
+	controller    []tensorfusion.Check
+	rolled        []rollout.Input
+	releases      []tensorfusion.ReleaseRequest
+	policies      []tensorfusion.PolicyRequest
+	drifts        []tensorfusion.DriftRequest
+	policyRefused bool
+	receipts      []tensorfusion.ReceiptRequest
+	rollbacks     []RollbackInput
+	rollbackEnd   protocol.Receipt
+	revision      int // deployed
 }
 
 func newInstallation(t *testing.T) *installation {
@@ -208,6 +209,9 @@ func (i *installation) activities() map[string]any {
 		},
 		tensorfusion.PolicyActivity: func(_ context.Context, r tensorfusion.PolicyRequest) (tensorfusion.PolicyResult, error) {
 			i.record(tensorfusion.PolicyActivity, r.Mode)
+			if i.policyRefused {
+				return tensorfusion.PolicyResult{}, finding.Finding{Row: "T14", Object: "GPUNode/gpu-9", Found: "old pod"}.Error(finding.Stop)
+			}
 			i.policies = append(i.policies, r)
 			return tensorfusion.PolicyResult{After: r.Before}, nil
 		},
