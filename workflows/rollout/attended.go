@@ -55,9 +55,11 @@ func (r *run) attended(ctx workflow.Context, s *stage.Scope, name, summary strin
 }
 
 // holdAgain switches auto update off after a roll, however it ended.
+// Assert keeps the policy recorded before the run: the flag that is on now is
+// this roll's own and must not be taken for what was found.
 func (r *run) holdAgain(s *stage.Scope) func(ctx workflow.Context) error {
 	return func(ctx workflow.Context) error {
-		_, err := release.Hold(ctx, s, "switch auto update off again", tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit})
+		_, err := release.Hold(ctx, s, "switch auto update off again", tensorfusion.HoldRequest{Scope: r.in.Scope, Limit: holdLimit, Assert: true})
 		return err
 	}
 }
