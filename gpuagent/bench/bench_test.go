@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +26,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
+	"github.com/refit-run/refit/tests/freeport"
 )
 
 const (
@@ -100,7 +100,9 @@ func quickCheck(b *testing.B, binary string, env []string) time.Duration {
 // idleRSS is the memory of an agent that has served one validation and waits
 // for the next request.
 func idleRSS(b *testing.B, binary, server string, env []string) float64 {
-	port, ui := freePort(b), freePort(b)
+	ports, err := freeport.Get(2)
+	require.NoError(b, err)
+	port, ui := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
 	address := "127.0.0.1:" + port
 	start(b, exec.Command(server, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port, "--http-port", ui, "--log-level", "never"))
 	c := dial(b, address)
@@ -162,15 +164,6 @@ func rss(b *testing.B, pid int) float64 {
 	}
 	b.Fatal("no VmRSS in /proc")
 	return 0
-}
-
-func freePort(b *testing.B) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(b, err)
-	return port
 }
 
 func temporalBinary() string {

@@ -28,9 +28,10 @@ func newHost(t *testing.T) host {
 	require.NoError(t, os.Symlink(own, filepath.Join(bin, "refit-worker")))
 	require.NoError(t, os.Symlink(world.temporal, filepath.Join(bin, "temporal")))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	ports := freePorts(2)
 	h := host{
 		getenv: environment(t, "TEMPORAL_ADDRESS="),
-		ports:  []string{"--port", freePort(), "--ui-port", freePort()},
+		ports:  []string{"--port", ports[0], "--ui-port", ports[1]},
 	}
 	t.Cleanup(func() {
 		got := h.refit(t, "down")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/refit-run/refit/starter/cli"
 	"github.com/refit-run/refit/starter/planfile"
+	"github.com/refit-run/refit/tests/freeport"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -70,7 +70,8 @@ func temporalBinary() string {
 }
 
 func startWorld() (stop func()) {
-	port, ui := freePort(), freePort()
+	ports := freePorts(2)
+	port, ui := ports[0], ports[1]
 	world.address = "127.0.0.1:" + port
 	server := exec.Command(world.temporal, "server", "start-dev", "--headless", "--ip", "127.0.0.1",
 		"--port", port, "--http-port", ui, "--log-level", "never")
@@ -134,13 +135,17 @@ func actAsWorker() int {
 	return 0
 }
 
-func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// freePorts are n ports as flags take them.
+func freePorts(n int) []string {
+	ports, err := freeport.Get(n)
 	if err != nil {
 		panic(err)
 	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	var out []string
+	for _, p := range ports {
+		out = append(out, strconv.Itoa(p))
+	}
+	return out
 }
 
 func needWorld(t *testing.T) {

@@ -27,12 +27,7 @@ type Process struct {
 func startOf(pid int) string {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err == nil {
-		// The name before it may hold spaces and brackets: count from its end.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-			return ""
-		}
-		return fields[19]
+		return startIn(stat)
 	}
 	if _, err := os.Stat("/proc/self/stat"); err == nil {
 		return ""
@@ -42,6 +37,19 @@ func startOf(pid int) string {
 		return ""
 	}
 	return strings.TrimSpace(string(out))
+}
+
+// startIn takes the start from a line of /proc/PID/stat (proc_pid_stat(5)). A
+// killed process turns into a zombie with its first thread; as long as others
+// remain its ports and locks are still taken, so it counts as running.
+func startIn(stat []byte) string {
+	// The name before it may hold spaces and brackets: count from its end.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const state, threads, start = 0, 17, 19
+	if len(fields) <= start || fields[state] == "X" || fields[state] == "Z" && fields[threads] == "1" {
+		return ""
+	}
+	return fields[start]
 }
 
 func (p Process) alive() bool { return p.Pid > 0 && p.Start != "" && startOf(p.Pid) == p.Start }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -30,6 +29,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/tests/freeport"
 )
 
 const (
@@ -138,7 +138,7 @@ func start(binary string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{folder: folder, binary: binary, ContextName: Context, Kubeconfig: filepath.Join(folder, "kubeconfig")}
-	ports, err := freePorts(3)
+	ports, err := freeport.Get(3)
 	if err != nil {
 		return nil, err
 	}
@@ -265,19 +265,6 @@ func (s *Server) Namespace(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return name
-}
-
-func freePorts(n int) ([]int, error) {
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
 }
 
 // process is a child that dies with the tests.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
+	"github.com/refit-run/refit/tests/freeport"
 )
 
 // actAsAgent makes the test binary the agent, so that it can be killed.
@@ -259,7 +259,9 @@ func alive(pid int) bool {
 
 func startServer(t *testing.T, binary string) string {
 	t.Helper()
-	port, ui := freePort(t), freePort(t)
+	ports, err := freeport.Get(2)
+	require.NoError(t, err)
+	port, ui := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
 	server := exec.Command(binary, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port, "--http-port", ui, "--log-level", "never")
 	require.NoError(t, server.Start())
 	t.Cleanup(func() {
@@ -279,16 +281,6 @@ func dial(t *testing.T, address string) client.Client {
 	}, time.Minute, 50*time.Millisecond)
 	t.Cleanup(c.Close)
 	return c
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
-	return port
 }
 
 func temporalBinary() string {
