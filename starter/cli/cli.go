@@ -137,7 +137,7 @@ func (a *App) root() *cobra.Command {
 	f.StringVar(&a.settings.Profile, "profile", "", "profile of the Temporal configuration file (default TEMPORAL_PROFILE)")
 	f.StringVar(&a.ui, "ui", a.Getenv("REFIT_UI"), "address of Temporal's web UI, for the links printed (REFIT_UI)")
 	root.AddCommand(a.upCommand(), a.downCommand(), a.setupCommand(), a.planCommand(), a.startCommand(), a.watchCommand(),
-		a.statusCommand(), a.listCommand(), a.receiptCommand(), a.artifactsCommand())
+		a.statusCommand(), a.listCommand(), a.receiptCommand(), a.artifactsCommand(), a.codecCommand())
 	root.AddCommand(a.verbCommands()...)
 	return root
 }

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"go.temporal.io/api/serviceerror"
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/contrib/envconfig"
 	"go.temporal.io/sdk/log"
+
+	"github.com/refit-run/refit/activities/codec"
 )
 
 // Connection is an open client with what it was made from.
@@ -75,6 +78,11 @@ func dial(ctx context.Context, options client.Options) (*Connection, error) {
 	if options.Namespace == "" {
 		options.Namespace = client.DefaultNamespace
 	}
+	keys, err := codec.FromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	keys.Apply(&options)
 	options.Logger = log.NewStructuredLogger(slog.New(slog.DiscardHandler))
 	limited, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()

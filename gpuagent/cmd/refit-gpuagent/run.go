@@ -14,6 +14,7 @@ import (
 	tlog "go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/worker"
 
+	"github.com/refit-run/refit/activities/codec"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/agent"
 	"github.com/refit-run/refit/gpuagent/setup"
@@ -63,6 +64,11 @@ func serve(ctx context.Context, cluster, node string) error {
 	if opts.Namespace == "" {
 		opts.Namespace = client.DefaultNamespace
 	}
+	keys, err := codec.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	keys.Apply(&opts)
 	opts.Logger = tlog.NewStructuredLogger(log)
 	// The state of the host is said before the connection is made: a person who
 	// reads the log of an agent that does not connect sees it too.

@@ -16,6 +16,7 @@ import (
 	tlog "go.temporal.io/sdk/log"
 
 	_ "github.com/refit-run/refit/activities/artifact/cloud"
+	"github.com/refit-run/refit/activities/codec"
 	"github.com/refit-run/refit/activities/helm"
 	"github.com/refit-run/refit/worker"
 )
@@ -40,6 +41,11 @@ func run() error {
 	if opts.Namespace == "" {
 		opts.Namespace = client.DefaultNamespace
 	}
+	keys, err := codec.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	keys.Apply(&opts)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	opts.Logger = tlog.NewStructuredLogger(log)
 	c, err := client.DialContext(ctx, opts)
