@@ -74,7 +74,11 @@ func span(d time.Duration) string {
 	}
 }
 
-// grid is a table without borders.
+// minLastColumn is how narrow the last column of a grid may become.
+const minLastColumn = 12
+
+// grid is a table without borders. On a narrow terminal the last column, which
+// holds the prose, is wrapped: nothing is cut off.
 func (o Options) grid(header table.Row, rows []table.Row) string {
 	t := table.NewWriter()
 	style := table.StyleLight
@@ -82,10 +86,22 @@ func (o Options) grid(header table.Row, rows []table.Row) string {
 	style.Format.Header = text.FormatDefault
 	style.Box.PaddingLeft = ""
 	style.Box.PaddingRight = "  "
-	if o.Width > 0 {
-		style.Size.WidthMax = o.Width
-	}
 	t.SetStyle(style)
+	if o.Width > 0 {
+		left := o.Width
+		for column := range header[:len(header)-1] {
+			widest := 0
+			for _, row := range append([]table.Row{header}, rows...) {
+				for _, line := range strings.Split(fmt.Sprint(row[column]), "\n") {
+					widest = max(widest, text.StringWidthWithoutEscSequences(line))
+				}
+			}
+			left -= widest + len(style.Box.PaddingRight)
+		}
+		t.SetColumnConfigs([]table.ColumnConfig{{
+			Number: len(header), WidthMax: max(left, minLastColumn), WidthMaxEnforcer: text.WrapSoft,
+		}})
+	}
 	t.AppendHeader(header)
 	t.AppendRows(rows)
 	lines := strings.Split(t.Render(), "\n")

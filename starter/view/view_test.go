@@ -157,3 +157,20 @@ func TestTheBarShowsDoneFailedAndLeft(t *testing.T) {
 	require.Equal(t, "▒░░░░░░░░░", o.Bar(protocol.Progress{Failed: 1, Total: 1000}, 10), "one failure is seen even among many hosts")
 	require.Equal(t, "██████████", o.Bar(protocol.Progress{Done: 12, Total: 10}, 10))
 }
+
+func TestANarrowTerminalCutsNothingOff(t *testing.T) {
+	s := status()
+	s.Stages[0].Note = "controller 2.16.3 -> 2.17.0, hypervisor 2.16.3 -> 2.17.0; 2 pools, 8 GPU nodes, 64 GPUs; 31 checks met"
+	out := view.Status("run", s, view.Options{Now: now, Width: 80})
+	require.NotContains(t, out, "≈")
+	squeezed := strings.Join(strings.Fields(out), " ")
+	for _, word := range strings.Fields(s.Stages[0].Note) {
+		require.Contains(t, squeezed, word)
+	}
+	_, table, _ := strings.Cut(out, "STAGE")
+	for _, line := range strings.Split(table, "\n") {
+		if strings.Contains(line, "rollout.") || strings.Contains(line, "31 checks") {
+			require.LessOrEqual(t, len([]rune(line)), 80, line)
+		}
+	}
+}
