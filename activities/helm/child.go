@@ -41,20 +41,17 @@ func madeHere(r *Release) bool {
 // order is the request on the child's stdin. Nothing of it is ever a file or
 // an argument: it holds credentials and secret values.
 type order struct {
-	Kubeconfig   []byte         `json:"kubeconfig,omitempty"` // none: in-cluster
-	Target       kube.Target    `json:"target"`
-	Namespace    string         `json:"namespace"`
-	Release      string         `json:"release"`
-	Chart        wireChart      `json:"chart"`
-	Values       map[string]any `json:"values"`
-	Pins         []Pin          `json:"pins,omitempty"`
-	Holder       string         `json:"holder"`
-	Engine       string         `json:"engine"`
-	Description  string         `json:"description"`
-	Limit        time.Duration  `json:"limit"`
-	Wait         bool           `json:"wait,omitempty"`
-	DisableHooks bool           `json:"disableHooks,omitempty"`
-	MaxHistory   int            `json:"maxHistory,omitempty"`
+	Kubeconfig  []byte         `json:"kubeconfig,omitempty"` // none: in-cluster
+	Target      kube.Target    `json:"target"`
+	Namespace   string         `json:"namespace"`
+	Release     string         `json:"release"`
+	Chart       wireChart      `json:"chart"`
+	Values      map[string]any `json:"values"`
+	Pins        []Pin          `json:"pins,omitempty"`
+	Holder      string         `json:"holder"`
+	Engine      string         `json:"engine"`
+	Description string         `json:"description"`
+	Limit       time.Duration  `json:"limit"`
 }
 
 // report is one line on the child's stdout: a note of progress, or the end.
@@ -162,7 +159,6 @@ func (o order) upgrade(ctx context.Context, c *kube.Client, guard *fence, out *r
 	}
 	u := action.NewUpgrade(config)
 	u.Namespace, u.ResetValues, u.SkipCRDs = o.Namespace, true, true
-	u.Wait, u.WaitForJobs, u.DisableHooks, u.MaxHistory = o.Wait, o.Wait, o.DisableHooks, o.MaxHistory
 	u.Description = o.Description
 	u.Labels = map[string]string{engineLabel: engineLabelFor(o.Engine, last.Version+1)}
 	u.PostRenderer = PostRenderer{Pins: o.Pins}

@@ -16,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage"
 	"helm.sh/helm/v3/pkg/storage/driver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -114,6 +115,17 @@ func Current(ctx context.Context, c *kube.Client, namespace, name string) (*Rele
 		}.Error(finding.Stop)
 	}
 	return r, kube.Wrap(err, fmt.Sprintf("release %s/%s", namespace, name))
+}
+
+// Stamp is when the API server stored the revision, which an engine does before
+// it changes anything: the clock by which the cluster's objects are dated.
+func Stamp(ctx context.Context, c *kube.Client, r *Release) (time.Time, error) {
+	name := fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.Name, r.Version)
+	s, err := c.Typed.CoreV1().Secrets(r.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return time.Time{}, kube.Wrap(err, "Secret/"+r.Namespace+"/"+name)
+	}
+	return s.CreationTimestamp.UTC(), nil
 }
 
 // Stored is one revision of a release.

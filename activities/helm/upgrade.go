@@ -41,12 +41,6 @@ type UpgradeRequest struct {
 	// Limit is the deadline of the whole act, hooks and readiness included; the
 	// child is gone at the latest killGrace after it.
 	Limit time.Duration
-	// Wait waits until what was changed is ready, Jobs included.
-	Wait bool
-	// DisableHooks skips the chart's hooks.
-	DisableHooks bool
-	// MaxHistory is how many revisions Helm keeps; 0 keeps all.
-	MaxHistory int
 	// Heartbeat gets the engine's last line, masked, about once a second.
 	Heartbeat func(note string)
 	// Masker knows the release's secrets; errors and notes go through it.
@@ -157,7 +151,8 @@ const fenceMargin = 3 * time.Second
 
 // takeOver makes this process the only engine: it writes a new engine name
 // into the Lease, waits until a former engine must have stopped writing, and
-// marks the revision that such an engine left pending as failed.
+// marks the revision that such an engine left pending as failed. Nothing is
+// rolled back.
 func takeOver(ctx context.Context, c *kube.Client, namespace, name, holder string, heartbeat func(string)) (recovered int, engine string, err error) {
 	engine = uuid.NewString()
 	if _, err := lease.ClaimEngine(ctx, c.Typed, namespace, name, holder, engine); err != nil {
@@ -189,15 +184,6 @@ func pendingError(i ReleaseInfo) error {
 		Why:      "another Helm may be at work on it; two engines on one release destroy it",
 		Next:     fmt.Sprintf("wait for it; once it is proven dead, `helm -n %s rollback` or delete Secret sh.helm.release.v1.%s.v%d", i.Namespace, i.Name, i.Revision),
 	}.Error(finding.Stop)
-}
-
-// Recover marks the revision that a dead engine of Refit left pending as
-// failed, so that the next upgrade can begin. The Lease is the proof that no
-// owner lives: holder must hold it, and every other engine is fenced first. It
-// returns 0 when nothing is pending. Nothing is rolled back.
-func Recover(ctx context.Context, c *kube.Client, namespace, name, holder string, heartbeat func(string)) (revision int, err error) {
-	revision, _, err = takeOver(ctx, c, namespace, name, holder, heartbeat)
-	return revision, err
 }
 
 func markFailed(ctx context.Context, c *kube.Client, namespace, name, holder, engine string) (int, error) {

@@ -200,10 +200,10 @@ func TestCancellingKillsTheEngineAtOnce(t *testing.T) {
 	require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH, "no engine is left")
 	require.Equal(t, []string{"deployed", "pending-upgrade"}, w.history())
 
-	revision, err := Recover(t.Context(), w.c, w.namespace, "tf", holder, nil)
+	revision, _, err := takeOver(t.Context(), w.c, w.namespace, "tf", holder, nil)
 	require.NoError(t, err)
 	require.Equal(t, 2, revision)
-	revision, err = Recover(t.Context(), w.c, w.namespace, "tf", holder, nil)
+	revision, _, err = takeOver(t.Context(), w.c, w.namespace, "tf", holder, nil)
 	require.NoError(t, err)
 	require.Zero(t, revision, "nothing is pending any more")
 	require.Equal(t, []string{"deployed", "failed"}, w.history())
@@ -234,16 +234,11 @@ func TestForeignPendingReleaseIsNeverRecovered(t *testing.T) {
 	// Inherited from a revision of ours, as Helm copies labels.
 	foreign.Labels = map[string]string{engineLabel: engineLabelFor("engine", 1)}
 	require.NoError(t, releases.Create(foreign))
-	for _, act := range []func() error{
-		func() error { _, err := Upgrade(t.Context(), w.c, w.request()); return err },
-		func() error { _, err := Recover(t.Context(), w.c, w.namespace, "tf", holder, nil); return err },
-	} {
-		err := act()
-		f, class, ok := finding.Of(err)
-		require.True(t, ok, err)
-		require.Equal(t, finding.Stop, class)
-		require.Contains(t, f.Found, "was not begun by Refit")
-	}
+	_, err = Upgrade(t.Context(), w.c, w.request())
+	f, class, ok := finding.Of(err)
+	require.True(t, ok, err)
+	require.Equal(t, finding.Stop, class)
+	require.Contains(t, f.Found, "was not begun by Refit")
 	require.Equal(t, []string{"deployed", "pending-upgrade"}, w.history())
 }
 

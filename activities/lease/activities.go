@@ -60,14 +60,6 @@ type ReleaseResult struct {
 	Holder string `json:"holder,omitempty"`
 }
 
-// CheckRequest proves that the Lease is still ours and renews its time.
-type CheckRequest = AcquireRequest
-
-// CheckResult names the holder as proven.
-type CheckResult struct {
-	Holder string `json:"holder"`
-}
-
 // Holder names the run of the activity whose context this is.
 func (a *Activities) Holder(ctx context.Context) (string, error) {
 	id, err := a.temporalCluster(ctx)
@@ -292,26 +284,4 @@ func (a *Activities) Release(ctx context.Context, r ReleaseRequest) (ReleaseResu
 		return ReleaseResult{}, kube.Wrap(err, fmt.Sprintf("delete Lease %s/%s", r.Namespace, name))
 	}
 	return ReleaseResult{Released: true}, nil
-}
-
-// Check is the activity lease.Check: it proves that the run still holds the
-// Lease and records the time, from which a takeover counts.
-func (a *Activities) Check(ctx context.Context, r CheckRequest) (CheckResult, error) {
-	k, holder, err := a.resolve(ctx, r)
-	if err != nil {
-		return CheckResult{}, err
-	}
-	if err := Verify(ctx, k.Typed, r.Namespace, r.Release, holder, ""); err != nil {
-		return CheckResult{}, err
-	}
-	name, leases := Name(r.Release), k.Typed.CoordinationV1().Leases(r.Namespace)
-	l, err := leases.Get(ctx, name, metav1.GetOptions{})
-	if err == nil && holderOf(l) == holder {
-		l.Spec.RenewTime = microNow()
-		_, err = leases.Update(ctx, l, metav1.UpdateOptions{FieldManager: kube.UserAgent})
-	}
-	if err != nil {
-		return CheckResult{}, kube.Wrap(err, fmt.Sprintf("renew Lease %s/%s", r.Namespace, name))
-	}
-	return CheckResult{Holder: holder}, nil
 }

@@ -26,7 +26,6 @@ import (
 const (
 	AcquireActivity = "lease.Acquire"
 	ReleaseActivity = "lease.Release"
-	CheckActivity   = "lease.Check"
 )
 
 // Locked is the type of the application error that says another run holds the

@@ -40,8 +40,9 @@ const (
 	managedBefore = "refit.run/managed-by-nvsentinel-before"
 	absent        = "<absent>"
 
-	// cordonedBy marks a cordon as ours and names the workflow.
-	cordonedBy = "refit.run/cordoned-by"
+	// CordonedBy marks a cordon as ours and names the workflow. Who uncordons
+	// by hand removes it too: it would make the next foreign cordon look ours.
+	CordonedBy = "refit.run/cordoned-by"
 
 	// driverUpgrade is the GPU operator's label while it works on the node.
 	driverUpgrade     = "nvidia.com/gpu-driver-upgrade-state"
@@ -131,11 +132,11 @@ func (a *Activities) GiveBack(ctx context.Context, r Request) (Result, error) {
 // stays theirs.
 func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
-		_, ours := n.Annotations[cordonedBy]
+		_, ours := n.Annotations[CordonedBy]
 		if n.Spec.Unschedulable {
 			return Result{Foreign: !ours}, nil, nil
 		}
-		patch := metadata(nil, map[string]any{cordonedBy: workflowID(ctx)})
+		patch := metadata(nil, map[string]any{CordonedBy: workflowID(ctx)})
 		patch["spec"] = map[string]any{"unschedulable": true}
 		return Result{}, patch, nil
 	})
@@ -144,10 +145,10 @@ func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
 // Uncordon undoes a cordon of ours; any other is left.
 func (a *Activities) Uncordon(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, orGone, func(n *corev1.Node) (Result, map[string]any, error) {
-		if _, ours := n.Annotations[cordonedBy]; !ours {
+		if _, ours := n.Annotations[CordonedBy]; !ours {
 			return Result{Foreign: n.Spec.Unschedulable}, nil, nil
 		}
-		patch := metadata(nil, map[string]any{cordonedBy: nil})
+		patch := metadata(nil, map[string]any{CordonedBy: nil})
 		patch["spec"] = map[string]any{"unschedulable": nil}
 		return Result{}, patch, nil
 	})

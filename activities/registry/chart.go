@@ -149,7 +149,8 @@ func (m Mirrors) fetch(ctx context.Context, object, address string) ([]byte, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		f := finding.Finding{Object: object, Expected: "200 OK from " + u.Redacted(), Found: response.Status}
+		f := finding.Finding{Object: object, Expected: "200 OK from " + u.Redacted(), Found: response.Status,
+			Next: "check the address and the worker's access to it"}
 		if response.StatusCode >= 500 || response.StatusCode == http.StatusTooManyRequests {
 			return nil, f.Error(finding.Retry)
 		}

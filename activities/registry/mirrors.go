@@ -80,7 +80,8 @@ func (m Mirrors) reference(image string) (name.Reference, error) {
 func (m Mirrors) HasImage(ctx context.Context, image string) (digest string, err error) {
 	ref, err := m.reference(image)
 	if err != nil {
-		return "", finding.Finding{Object: fmt.Sprintf("image %q", image), Expected: "a valid reference", Found: err.Error()}.Error(finding.Stop)
+		return "", finding.Finding{Object: fmt.Sprintf("image %q", image), Expected: "a valid reference", Found: err.Error(),
+			Next: "correct the image in the plan or its values"}.Error(finding.Stop)
 	}
 	head, err := remote.Head(ref, m.options(ctx)...)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/helm"
@@ -43,6 +45,7 @@ func (a *Activities) AwaitController(ctx context.Context, req ControllerRequest)
 
 func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest, r *resolved) (ControllerResult, error) {
 	var out ControllerResult
+	start := time.Now()
 	target, err := r.targetSide()
 	if err != nil {
 		return out, err
@@ -58,25 +61,86 @@ func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest,
 	if err := awaitRollout(ctx, c, req, r, d); err != nil {
 		return out, err
 	}
+	if err := awaitReturn(ctx, c, req); err != nil {
+		return out, err
+	}
+	err = wait.PollUntilContextTimeout(ctx, askAgain, time.Until(start.Add(req.Limit)), true, func(context.Context) (bool, error) {
+		o, err := observeController(ctx, c, req, r, target)
+		if err != nil {
+			return false, err
+		}
+		out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
+		out.Checks, out.Pools = runChecks(o, StageController, nil), o.poolSummaries()
+		beat(ctx, "checking the controller and its neighbours")
+		return !waiting(out.Checks), nil
+	})
+	maskChecks(r, out.Checks)
+	if wait.Interrupted(err) && ctx.Err() == nil { // the checks say what is still open
+		err = nil
+	}
+	return out, err
+}
+
+// askAgain is the time between two questions that no watch answers, such as
+// whether the webhook admits a pod.
+const askAgain = 2 * time.Second
+
+// waiting reports that nothing is open but what may settle by itself.
+func waiting(checks []Check) bool {
+	open := slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.OK })
+	return len(open) > 0 && !slices.ContainsFunc(open, func(c Check) bool { return c.Class != finding.Wait })
+}
+
+// observeController reads what the checks of the controller stage judge.
+func observeController(ctx context.Context, c *kube.Client, req ControllerRequest, r *resolved, target Side) (*Observation, error) {
 	o, err := observe(ctx, c, req.Scope, Goal{PodName: podPrefix})
 	if err != nil {
-		return out, err
+		return nil, err
 	}
 	// Hypervisors are still the old line's pods: compare whichever is there.
 	o.Target, o.Intent, o.Before = target, r.intent, req.Snapshot
 	o.Controller.WebhookTrouble = webhookTrouble(ctx, c, namesOf(r.rendered.Objects, "MutatingWebhookConfiguration"), firstPool(o))
-	if o.Neighbours, err = neighbours(ctx, c, r, namespace); err != nil {
-		return out, err
+	if o.Neighbours, err = neighbours(ctx, c, r, req.Release.Namespace); err != nil {
+		return nil, err
 	}
-	deployed, err := helm.Current(ctx, c, namespace, req.Release.Name)
+	deployed, err := helm.Current(ctx, c, req.Release.Namespace, req.Release.Name)
 	if err != nil {
-		return out, err
+		return nil, err
 	}
 	o.Values.Live = r.differing(deployed.Config)
-	out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
-	out.Checks, out.Pools = runChecks(o, StageController, nil), o.poolSummaries()
-	maskChecks(r, out.Checks)
-	return out, nil
+	return o, nil
+}
+
+// returnLimit is how long a controller that came back may take to look at
+// every pool again.
+const returnLimit = 30 * time.Second
+
+// awaitReturn waits until the pools show the hypervisor template of before the
+// change that is being undone. Not seeing it is no error: then every host is
+// made anew.
+func awaitReturn(ctx context.Context, c *kube.Client, req ControllerRequest) error {
+	if len(req.Return) == 0 {
+		return nil
+	}
+	err := c.Await(ctx, kube.Wait{What: "former template in every GPUPool", Limit: returnLimit, Heartbeat: beater(ctx)},
+		func(objects kube.Objects) (bool, string, error) {
+			pools, err := decodeAll[FusionPool](objects[0])
+			if err != nil {
+				return false, "", err
+			}
+			for _, before := range req.Return {
+				for _, p := range pools {
+					if p.Name == before.Name && p.Status.Components.Hypervisor != before.Hash {
+						return false, "GPUPool/" + p.Name + " shows another template", nil
+					}
+				}
+			}
+			return true, "", nil
+		}, kube.Selection{Resource: poolsGVR})
+	if _, _, timeout := finding.Of(err); err != nil && (!timeout || ctx.Err() != nil) {
+		return err
+	}
+	return nil
 }
 
 // awaitRollout waits until the Deployment, the release's StatefulSets and a
@@ -193,6 +257,9 @@ func neighbours(ctx context.Context, c *kube.Client, r *resolved, namespace stri
 				if p := policyOf(fc.Name, e); !p.held() {
 					n.Trouble = "the policy of GPUPool/" + p.Pool + " is not held any more"
 				}
+				if h := e.Spec.Components.Hypervisor; h != nil && r.intent.HypervisorImage != "" && h.Image != r.intent.HypervisorImage {
+					n.Trouble = "hypervisor.image of entry " + e.Name + " is " + orNone(h.Image) + ", not " + r.intent.HypervisorImage
+				}
 			}
 		default:
 			continue
@@ -304,36 +371,4 @@ func orNamespace(namespace, fallback string) string {
 		return fallback
 	}
 	return namespace
-}
-
-// CheckDrift compares the live UIDs with a snapshot (P12, P14).
-func (a *Activities) CheckDrift(ctx context.Context, req DriftRequest) (DriftResult, error) {
-	defer pulse(ctx, nil)()
-	c, err := a.connect(ctx, req.Scope)
-	if err != nil {
-		return DriftResult{}, err
-	}
-	return checkDrift(ctx, c, req)
-}
-
-func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftResult, error) {
-	o := &Observation{Scope: req.Scope, Goal: Goal{PodName: podPrefix}, Allocations: -1, Before: req.Snapshot}
-	var err error
-	if o.Hosts, err = readHosts(ctx, c, req.Release.Namespace, ""); err != nil {
-		return DriftResult{}, kube.Wrap(err, "GPU hosts")
-	}
-	if o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", labelComponent+"="+componentWorker+","+labelWorkload); err != nil {
-		return DriftResult{}, kube.Wrap(err, "worker pods")
-	}
-	out := DriftResult{Snapshot: o.snapshot()}
-	out.Snapshot.Allocations = req.Snapshot.Allocations
-	out.Findings = cutFindings(compareSnapshots(req.Snapshot, out.Snapshot, req.Planned, req.PlannedWorkers))
-	if req.Snapshot.Inventory != "" && out.Snapshot.Inventory != req.Snapshot.Inventory {
-		out.Findings = append(out.Findings, finding.Finding{
-			Row: "P14", Object: "GPU inventory", Expected: fmt.Sprintf("%d GPUs, digest %.12s", req.Snapshot.GPUs, req.Snapshot.Inventory),
-			Found: fmt.Sprintf("%d GPUs, digest %.12s", out.Snapshot.GPUs, out.Snapshot.Inventory),
-			Why:   "a GPU is gone, or its model or capacity changed", Next: "compare the GPU objects with the backup's",
-		})
-	}
-	return out, nil
 }

@@ -37,7 +37,7 @@ const probeContainer = "probe"
 // canaryJob is the Job of a request: one pod, no second try.
 func canaryJob(req CanaryJobRequest) *batchv1.Job {
 	container := corev1.Container{
-		Name: probeContainer, Image: req.Image, Args: req.Args,
+		Name: probeContainer, Image: req.Image,
 		Env: []corev1.EnvVar{
 			{Name: "REFIT_PROBE_GPU_COUNT", Value: fmt.Sprint(probeGPUCount)},
 			{Name: "REFIT_PROBE_VRAM_LIMIT", Value: probeVRAM},

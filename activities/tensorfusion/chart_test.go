@@ -208,6 +208,6 @@ func (i *installation) intent() Intent {
 
 func (i *installation) release(intent Intent, from int) (ReleaseResult, error) {
 	return i.activities.UpgradeRelease(i.t.Context(), ReleaseRequest{
-		Scope: i.scope, Intent: intent, FromRevision: from, Holder: i.holder, Limit: time.Minute, DisableHooks: true,
+		Scope: i.scope, Intent: intent, FromRevision: from, Holder: i.holder, Limit: time.Minute,
 	})
 }

@@ -3,7 +3,6 @@ package tensorfusion
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/refit-run/refit/activities/finding"
 )
@@ -29,10 +28,12 @@ func checkRollout(o *Observation) []finding.Finding {
 		out = append(out, finding.Finding{Object: c.Deployment, Expected: "rollout complete", Found: c.RolledOut,
 			Next: "look at the controller pods: events, log, image pull"})
 	} else if c.Ready != c.Replicas {
-		out = append(out, finding.Finding{Object: c.Deployment, Expected: fmt.Sprintf("%d replicas ready", c.Replicas), Found: fmt.Sprint(c.Ready)})
+		out = append(out, finding.Finding{Object: c.Deployment, Expected: fmt.Sprintf("%d replicas ready", c.Replicas), Found: fmt.Sprint(c.Ready),
+			Next: "look at the controller pods: events, log, image pull"})
 	}
 	if want := o.Target.ControllerImage; want != "" && c.Image != want {
-		out = append(out, finding.Finding{Object: c.Deployment, Expected: "image " + want, Found: orNone(c.Image)})
+		out = append(out, finding.Finding{Object: c.Deployment, Expected: "image " + want, Found: orNone(c.Image),
+			Why: "somebody else changed the Deployment since", Next: "find out who (kubectl get deployment --show-managed-fields), then retry"})
 	}
 	return out
 }
@@ -41,7 +42,8 @@ func checkNeighbours(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	for _, n := range o.Neighbours {
 		if n.Trouble != "" {
-			out = append(out, finding.Finding{Object: n.Object, Expected: "ready after the Helm step", Found: n.Trouble})
+			out = append(out, finding.Finding{Object: n.Object, Expected: "ready, and what the plan says, after the Helm step", Found: n.Trouble,
+				Next: "look at the object's events and its controller, then retry"})
 		}
 	}
 	return out
@@ -64,7 +66,7 @@ func checkHosts(o *Observation) []finding.Finding {
 
 // rolled reports whether a host belongs to a pool that the run rolled.
 func (o *Observation) rolled(h hostView) bool {
-	return slices.ContainsFunc(o.Rolled, func(pool string) bool { return h.gpuNode.Labels[poolLabel(pool)] == "true" })
+	return slices.ContainsFunc(o.Rolled.Hypervisors, func(pool string) bool { return h.gpuNode.Labels[poolLabel(pool)] == "true" })
 }
 
 func checkWorkers(o *Observation) []finding.Finding {
@@ -73,26 +75,23 @@ func checkWorkers(o *Observation) []finding.Finding {
 		key := w.Namespace + "/" + w.Labels[labelWorkload]
 		byWorkload[key] = append(byWorkload[key], i)
 	}
-	image := ""
-	for _, p := range o.Providers {
-		if strings.EqualFold(p.Spec.Vendor, nvidiaVendor) {
-			image = p.Spec.Images.RemoteWorker
-		}
-	}
+	image := workerImage(o.Providers)
 	var out []finding.Finding
 	for _, w := range o.Workloads {
+		if !slices.Contains(o.Rolled.Workers, w.Pool()) {
+			continue
+		}
 		object := "TensorFusionWorkload/" + w.Namespace + "/" + w.Name
 		if w.Spec.Replicas != nil && (w.Status.WorkerCount != *w.Spec.Replicas || w.Status.ReadyWorkers != *w.Spec.Replicas) {
 			out = append(out, finding.Finding{Object: object, Expected: fmt.Sprintf("%d workers, all ready", *w.Spec.Replicas),
-				Found: fmt.Sprintf("%d workers, %d ready", w.Status.WorkerCount, w.Status.ReadyWorkers)})
-		}
-		if !slices.Contains(o.Rolled, w.Pool()) {
-			continue
+				Found: fmt.Sprintf("%d workers, %d ready", w.Status.WorkerCount, w.Status.ReadyWorkers),
+				Why:   "applications of this workload wait for a GPU", Next: "look at the workload's pods: events, image pull, free capacity of the pool"})
 		}
 		for _, i := range byWorkload[w.Namespace+"/"+w.Name] {
 			p := &o.Workers[i]
 			if why := staleWorker(p.Labels[labelTemplateHash], w.Status.Hash, containerImage(p.Spec.Containers), image); why != "" {
-				out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "the workload's template and image", Found: why})
+				out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "the workload's template and image", Found: why,
+					Next: "run the worker rollout of its pool again, or delete the pod when its application may lose its session"})
 			}
 		}
 	}
@@ -118,10 +117,14 @@ func checkClients(o *Observation) []finding.Finding {
 	}
 	var out []finding.Finding
 	for _, p := range o.Clients {
-		want := hashes[p.Labels[labelGPUPool]]
-		if want != "" && p.Labels[labelTemplateHash] != want && p.DeletionTimestamp == nil {
-			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "injection " + want,
-				Found: orNone(p.Labels[labelTemplateHash])})
+		pool := p.Labels[labelGPUPool]
+		if !slices.Contains(o.Rolled.Clients, pool) || slices.Contains(o.Rolled.Left, p.Namespace+"/"+p.Name) {
+			continue
+		}
+		if staleClient(&p, hashes[pool]) {
+			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "injection " + hashes[pool],
+				Found: orNone(p.Labels[labelTemplateHash]), Why: "it talks to the new workers through the old client library",
+				Next: "run the client rollout of its pool again, or let its owner recreate it"})
 		}
 	}
 	return out
@@ -133,17 +136,20 @@ func checkPhases(o *Observation) []finding.Finding {
 	for _, c := range o.Clusters {
 		// An empty pool with minResources stays Updating, and its cluster too.
 		if c.Status.Phase != phaseRunning && !hasEmpty(c, empty) {
-			out = append(out, finding.Finding{Object: "TensorFusionCluster/" + c.Name, Expected: phaseRunning, Found: orNone(c.Status.Phase)})
+			out = append(out, finding.Finding{Object: "TensorFusionCluster/" + c.Name, Expected: phaseRunning, Found: orNone(c.Status.Phase),
+				Next: "look at its pools and nodes; its phase follows theirs"})
 		}
 	}
 	for _, p := range o.Pools {
 		if !empty[p.Name] && p.Status.Phase != phaseRunning {
-			out = append(out, finding.Finding{Object: "GPUPool/" + p.Name, Expected: phaseRunning, Found: orNone(p.Status.Phase)})
+			out = append(out, finding.Finding{Object: "GPUPool/" + p.Name, Expected: phaseRunning, Found: orNone(p.Status.Phase),
+				Next: "look at its GPUNodes; its phase follows theirs"})
 		}
 	}
 	for _, h := range o.Hosts {
 		if h.gpuNode.Status.Phase != phaseRunning {
-			out = append(out, finding.Finding{Object: hostObject(h.name), Expected: phaseRunning, Found: orNone(h.gpuNode.Status.Phase)})
+			out = append(out, finding.Finding{Object: hostObject(h.name), Expected: phaseRunning, Found: orNone(h.gpuNode.Status.Phase),
+				Next: "look at the node's hypervisor pod: events and log"})
 		}
 	}
 	return out
@@ -157,37 +163,47 @@ func checkOnePod(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	for _, h := range o.Hosts {
 		if len(h.pods) != 1 {
-			out = append(out, finding.Finding{Object: hostObject(h.name), Expected: "exactly one hypervisor pod", Found: fmt.Sprint(len(h.pods))})
+			out = append(out, finding.Finding{Object: hostObject(h.name), Expected: "exactly one hypervisor pod", Found: fmt.Sprint(len(h.pods)),
+				Next: "two: delete the one of the older line's name; none: look at the controller's log for this node"})
 			continue
 		}
 		p := &h.pods[0]
 		switch {
 		case !ready(p):
-			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "Running and Ready", Found: string(p.Status.Phase)})
+			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "Running and Ready", Found: string(p.Status.Phase),
+				Next: hintFor(p, "")})
 		case o.rolled(h) && containerImage(p.Spec.Containers) != o.Goal.HypervisorImage:
-			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "image " + o.Goal.HypervisorImage, Found: containerImage(p.Spec.Containers)})
+			out = append(out, finding.Finding{Object: "Pod/" + p.Namespace + "/" + p.Name, Expected: "image " + o.Goal.HypervisorImage, Found: containerImage(p.Spec.Containers),
+				Next: "find out what made this pod after its batch, then run the rollout again"})
 		}
 	}
 	return out
 }
 
-func checkUnplanned(o *Observation) []finding.Finding {
-	return compareSnapshots(o.Before, o.snapshot(), nil, false)
-}
-
+// checkAllocations compares with the count from before the Helm step, less the
+// workers that have ended since; before it, the leader must answer at all.
 func checkAllocations(o *Observation) []finding.Finding {
-	object := "/api/allocation of the leader"
+	const object = "/api/allocation of the leader"
+	lived := 0 // workers that held their GPU before and now
+	live := o.snapshot().Workers
+	for name, w := range o.Before.Workers {
+		if live[name].UID == w.UID {
+			lived++
+		}
+	}
+	want := o.Before.Allocations - (len(o.Before.Workers) - lived)
+	if o.Before.Allocations < 0 {
+		want = lived // unknown: a worker that lives has one
+	}
 	switch {
-	case o.Before.Allocations < 0 && len(o.Before.Workers) > 0:
-		return []finding.Finding{{Object: object, Expected: "a count from before the restart", Found: "it was unknown",
-			Why: "whether an allocation was lost cannot be told", Next: "compare the GPUs' runningApps with the workers by hand"}}
-	case o.Before.Allocations < 0:
-		return nil // no worker, so nothing was allocated
+	case o.Allocations < 0 && len(o.Workers) == 0 && want <= 0:
+		return nil // nothing was given out
 	case o.Allocations < 0:
-		return []finding.Finding{{Object: object, Expected: plural(int(o.Before.Allocations), "allocations"), Found: "no answer",
+		return []finding.Finding{{Object: object, Expected: "a count of the allocations", Found: "no answer",
+			Why:  "whether the controller's restart loses an allocation could not be told",
 			Next: "check that the leader's pod answers on port 8080"}}
-	case o.Allocations < o.Before.Allocations:
-		return []finding.Finding{{Object: object, Expected: plural(o.Before.Allocations, "allocations as before"), Found: fmt.Sprint(o.Allocations),
+	case o.Allocations < want:
+		return []finding.Finding{{Object: object, Expected: plural(want, "allocations as before"), Found: fmt.Sprint(o.Allocations),
 			Why: "GPUs in use would be given out a second time", Next: "do not admit new GPU work; restart the controller once and compare again"}}
 	}
 	return nil
@@ -199,19 +215,24 @@ func checkInventory(o *Observation) []finding.Finding {
 		n, known := o.Nodes[h.name]
 		switch {
 		case !known:
-			out = append(out, finding.Finding{Object: "Node/" + h.name, Expected: "exists", Found: "no Node of this name"})
+			out = append(out, finding.Finding{Object: "Node/" + h.name, Expected: "exists", Found: "no Node of this name",
+				Next: "delete the GPUNode that was left behind, or bring the Node back"})
 		case !nodeReady(&n):
 			out = append(out, finding.Finding{Object: "Node/" + h.name, Expected: "Ready", Found: "not Ready", Next: "repair the Node, or take it out of the pool"})
 		}
 		if h.gpuNode.Status.Phase != phaseRunning {
 			out = append(out, finding.Finding{Object: hostObject(h.name), Expected: phaseRunning, Found: orNone(h.gpuNode.Status.Phase),
-				Why: "one Pending node blocks every batch of the controller, also those of a rollback"})
+				Why: "one Pending node blocks every batch of the controller, also those of a rollback", Next: "repair the host, or take it out of the pool"})
 		}
 	}
-	if now := o.snapshot(); o.Before.Inventory != "" && now.Inventory != o.Before.Inventory {
-		out = append(out, finding.Finding{Object: "GPU inventory", Expected: fmt.Sprintf("%d GPUs, digest %.12s", o.Before.GPUs, o.Before.Inventory),
-			Found: fmt.Sprintf("%d GPUs, digest %.12s", now.GPUs, now.Inventory),
-			Why:   "a GPU is gone, or its model or capacity changed", Next: "compare the GPU objects with the backup's"})
+	return append(out, inventoryFindings(o.Before, o.snapshot())...)
+}
+
+func inventoryFindings(before, now Snapshot) []finding.Finding {
+	if before.Inventory == "" || now.Inventory == before.Inventory {
+		return nil
 	}
-	return out
+	return []finding.Finding{{Object: "GPU inventory", Expected: fmt.Sprintf("%d GPUs, digest %.12s", before.GPUs, before.Inventory),
+		Found: fmt.Sprintf("%d GPUs, digest %.12s", now.GPUs, now.Inventory),
+		Why:   "a GPU is gone, or its model or capacity changed", Next: "compare the GPU objects with the backup's"}}
 }

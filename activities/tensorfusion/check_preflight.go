@@ -141,7 +141,8 @@ func checkValues(o *Observation) []finding.Finding {
 			Why: "the chart's schema lets typos pass silently", Next: "correct or remove it"})
 	}
 	for _, p := range o.Values.Live {
-		out = append(out, finding.Finding{Object: "value " + p, Expected: "as intended", Found: "another value in the deployed release"})
+		out = append(out, finding.Finding{Object: "value " + p, Expected: "as intended", Found: "another value in the deployed release",
+			Next: "look at the release's history for another upgrade, then start a new run"})
 	}
 	return out
 }
@@ -157,15 +158,24 @@ func checkEmptyPools(o *Observation) []finding.Finding {
 	return out
 }
 
+// checkPorts compares what is live with what is rendered, and after the Helm
+// step with what was live before it.
 func checkPorts(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	target := entriesOf(o.Target.Clusters)
 	live := entriesOf(o.Clusters)
 	for _, pool := range sortedKeys(live) {
-		t, ok := target[pool]
-		if ok && t.Spec.Port() != live[pool].Spec.Port() {
+		now := live[pool].Spec.Port()
+		want, found := now, now
+		if t, ok := target[pool]; ok {
+			found = t.Spec.Port()
+		}
+		if before, ok := o.Before.Ports[pool]; ok && before != now {
+			want, found = before, now
+		}
+		if want != found {
 			out = append(out, finding.Finding{
-				Object: "GPUPool/" + pool, Expected: fmt.Sprintf("hypervisor port %d as now", live[pool].Spec.Port()), Found: fmt.Sprint(t.Spec.Port()),
+				Object: "GPUPool/" + pool, Expected: fmt.Sprintf("hypervisor port %d as before", want), Found: fmt.Sprint(found),
 				Why:  "running pods keep the port they were made with and lose their hypervisor",
 				Next: "change the port on its own, and recreate the pool's workloads then",
 			})
@@ -243,6 +253,11 @@ func checkDatabase(o *Observation) []finding.Finding {
 
 func checkPolicies(o *Observation) []finding.Finding {
 	var out []finding.Finding
+	if v := o.Target.Controller; o.Policy == PolicySeal && v != nil && !atLeast(v, "2.15.0") {
+		out = append(out, finding.Finding{Object: "plan, policy", Expected: "restore or keepOff with controller " + v.String(), Found: PolicySeal,
+			Why:  "a controller below 2.15 does not take a pending change up when the flag goes on: the pools would never say synced",
+			Next: "choose restore or keepOff"})
+	}
 	for _, c := range o.Clusters {
 		for _, e := range c.Spec.GPUPools {
 			p := policyOf(c.Name, e)
@@ -294,6 +309,7 @@ func checkIsolationPolicy(o *Observation) []finding.Finding {
 	case policy != "" && policy != "static" && policy != "dynamic":
 		return []finding.Finding{{
 			Object: "plan, isolationPolicy", Expected: "static or dynamic", Found: policy, Why: "the controller exits at its start with any other value",
+			Next: "correct isolationPolicy in the plan",
 		}}
 	}
 	return nil

@@ -16,6 +16,7 @@ const (
 	StageDiff       = "diff"
 	StageController = "controller"
 	StageVerify     = "verify"
+	StageDrift      = "drift"
 )
 
 // CheckSpec is one row of the registry: a pure function of the observation.
@@ -43,12 +44,12 @@ var Checks = []CheckSpec{
 	{"T10", "the neighbours of the Helm step are ready", finding.Wait, []string{StageController}, checkNeighbours},
 	{"T14", "every hypervisor is proven", finding.Wait, []string{StageVerify}, checkHosts},
 	{"T15", "workers are complete and of their template", finding.Wait, []string{StageVerify}, checkWorkers},
-	{"T16", "no client pod is stale", finding.Wait, nil, checkClients},
+	{"T16", "no client pod is stale", finding.Wait, []string{StageVerify}, checkClients},
 	{"T17", "pools without GPU nodes are known", Operator, []string{StagePreflight}, checkEmptyPools},
 	{"T18", "cluster, non-empty pools and GPU nodes are Running", finding.Wait, []string{StageVerify}, checkPhases},
 	{"T19", "exactly one hypervisor pod per GPU node", finding.Stop, []string{StageVerify}, checkOnePod},
 	{"T22", "target CRDs are a superset of the installed ones", finding.Stop, []string{StagePreflight}, checkCRDs},
-	{"T23", "the hypervisor port stays", finding.Stop, []string{StagePreflight}, checkPorts},
+	{"T23", "the hypervisor port stays", finding.Stop, []string{StagePreflight, StageController}, checkPorts},
 	{"T24", "maxDuration and maintenanceWindow have no effect", Operator, []string{StagePreflight}, checkDeadFields},
 	{"T26", "the Console agent's settings survive", finding.Stop, []string{StagePreflight, StageDiff}, checkAgent},
 	{"P01", "no rollout and no driver upgrade in progress", finding.Wait, []string{StagePreflight}, checkInProgress},
@@ -60,8 +61,8 @@ var Checks = []CheckSpec{
 	{"P08", "no floating image tag", Operator, []string{StagePreflight}, checkFloating},
 	{"P09", "every image of the target exists", finding.Stop, []string{StagePreflight}, checkImages},
 	{"P10", "the isolation policy is pinned", finding.Stop, []string{StagePreflight}, checkIsolationPolicy},
-	{"P12", "no hypervisor or worker changed unplanned", finding.Stop, []string{StageController}, checkUnplanned},
-	{"P13", "no allocation was lost", finding.Stop, []string{StageController}, checkAllocations},
+	{"P12", "no hypervisor or worker changed unplanned", finding.Stop, []string{StageDrift}, checkUnplanned},
+	{"P13", "no allocation was lost", finding.Stop, []string{StagePreflight, StageController}, checkAllocations},
 	{"P14", "every Node Ready, every GPUNode Running, inventory equal", finding.Stop, []string{StagePreflight, StageVerify}, checkInventory},
 }
 
@@ -87,7 +88,7 @@ const maxFindings = 20
 // notBeforeRollback are preflight rows that a rollback does not ask for: it is
 // the way out of a world in which they may not hold, and goes to a version
 // that ran here before.
-var notBeforeRollback = []string{"T04", "P01", "P06", "P10", "P14"}
+var notBeforeRollback = []string{"T04", "P01", "P06", "P10", "P13", "P14"}
 
 // runChecks runs a stage's checks. Acknowledged rows of class Operator are not
 // OK but accepted.

@@ -84,6 +84,7 @@ var checkCases = []checkCase{
 	{"T23", "the port changes", func(o *Observation) {
 		o.Target.Clusters[0].Spec.GPUPools[0].Spec.Components.Hypervisor.PortNumber = pointer(int32(8001))
 	}, "8001"},
+	{"T23", "the port has changed since", func(o *Observation) { o.Before.Ports["tensor-fusion-shared"] = 8001 }, "port 8001 as before"},
 	{"T24", "maxDuration is set", func(o *Observation) { o.Clusters[0].Spec.GPUPools[0].Spec.Policy().MaxDuration = "2h" }, "maxDuration=2h"},
 	{"T26", "the agent's token changes", func(o *Observation) { o.Values.Agent = []string{"agent.enrollToken"} }, "agent.enrollToken"},
 	{"P01", "a rollout is in progress", func(o *Observation) {
@@ -96,6 +97,9 @@ var checkCases = []checkCase{
 	}, "pod-restart-required"},
 	{"P02", "the database refuses the login", func(o *Observation) { o.Database = Database{Address: "db:4002", Trouble: "login: refused with 1045"} }, "1045"},
 	{"P03", "the policy block is missing", func(o *Observation) { o.Clusters[0].Spec.GPUPools[0].Spec.NodeManager.Policy = nil }, "panic"},
+	{"P03", "the policy can't be sealed by the target", func(o *Observation) {
+		o.Policy, o.Target.Controller = PolicySeal, semver.MustParse("2.14.0")
+	}, "never say synced"},
 	{"P03", "batchPercentage is 0", func(o *Observation) { o.Clusters[0].Spec.GPUPools[0].Spec.Policy().BatchPercentage = pointer(int32(0)) }, "1..100"},
 	{"P04", "the diff deletes a Namespace", func(o *Observation) {
 		o.Changes = []Change{{Action: "delete", Kind: "Namespace", Object: "Namespace/greptimedb"}}
@@ -118,9 +122,13 @@ var checkCases = []checkCase{
 	{"P10", "the isolation policy is misspelt", func(o *Observation) { o.Intent.IsolationPolicy = "Static" }, "static or dynamic"},
 	{"P12", "a hypervisor was replaced", func(o *Observation) { o.Hosts[0].pods[0].UID = "another" }, "node-1"},
 	{"P12", "a worker was replaced", func(o *Observation) { o.Workers[0].UID = "another" }, "llm-tf-worker-a"},
+	{"P12", "a worker was replaced under another name", func(o *Observation) {
+		o.Workers[0].Name, o.Workers[0].UID = "llm-tf-worker-b", "another"
+	}, "another worker made"},
+	{"P12", "a worker is gone and missing", func(o *Observation) { o.Workers = nil }, "0 of 1 workers left"},
 	{"P13", "an allocation is lost", func(o *Observation) { o.Allocations = 2 }, "3 allocations"},
 	{"P13", "the leader does not answer", func(o *Observation) { o.Allocations = -1 }, "no answer"},
-	{"P13", "the count before is unknown, with workers", func(o *Observation) { o.Before.Allocations = -1 }, "unknown"},
+	{"P13", "the count before is unknown, but not the workers", func(o *Observation) { o.Before.Allocations, o.Allocations = -1, 0 }, "1 allocations"},
 	{"P14", "a Node is not Ready", func(o *Observation) { o.Nodes["node-2"] = corev1.Node{} }, "not Ready"},
 	{"P14", "a GPUNode is Pending", func(o *Observation) { o.Hosts[0].gpuNode.Status.Phase = "Pending" }, "node-1"},
 	{"P14", "a GPU is gone", func(o *Observation) { o.Hosts[0].gpus = o.Hosts[0].gpus[:1] }, "3 GPUs"},
@@ -140,7 +148,7 @@ func TestChecks(t *testing.T) {
 }
 
 func TestASoundWorldPassesEveryStage(t *testing.T) {
-	for _, stage := range []string{StagePreflight, StageDiff, StageController, StageVerify} {
+	for _, stage := range []string{StagePreflight, StageDiff, StageController, StageVerify, StageDrift} {
 		checks := runChecks(soundWorld(), stage, []string{"T04"})
 		require.NotEmpty(t, checks)
 		blocking, _ := blockingOf(checks)
@@ -164,6 +172,34 @@ func TestAcceptedFloatingImagesAreNotReported(t *testing.T) {
 	found := specOf(t, "P08").findings(o)
 	require.Len(t, found, 1)
 	assert.Contains(t, found[0].Object, "b:latest")
+}
+
+func TestAWorkloadThatItsOwnerMakesSmallerIsNoDrift(t *testing.T) {
+	o := soundWorld()
+	second := o.Workers[0]
+	second.Name, second.UID = "llm-tf-worker-b", "uid-b"
+	o.Workers = append(o.Workers, second)
+	o.Before = o.snapshot()
+	o.Workers = o.Workers[:1]
+	assert.Empty(t, specOf(t, "P12").findings(o), "2 -> 1 replicas")
+	o.Workers, o.Workloads = nil, nil
+	assert.Empty(t, specOf(t, "P12").findings(o), "the workload was deleted")
+	o.Allocations = 1
+	assert.Empty(t, specOf(t, "P13").findings(o), "their allocations go with them")
+	o.Allocations = 0
+	assert.NotEmpty(t, specOf(t, "P13").findings(o), "another one was lost too")
+}
+
+func TestOnlyPoolsWhoseWorkersAndClientsWereReplacedAreJudged(t *testing.T) {
+	o := soundWorld()
+	o.Workloads[0].Status.ReadyWorkers = 0
+	o.Workers[0].Spec.Containers[0].Image = "old"
+	o.Clients[0].Labels[labelTemplateHash] = "old"
+	o.Rolled.Left = []string{"ml/app"}
+	assert.Empty(t, specOf(t, "T16").findings(o), "it was left alone and listed")
+	o.Rolled = Rolled{Hypervisors: o.Rolled.Hypervisors}
+	assert.Empty(t, specOf(t, "T15").findings(o))
+	assert.Empty(t, specOf(t, "T16").findings(o))
 }
 
 func TestAnEmptyPoolIsLeftOutOfThePhases(t *testing.T) {

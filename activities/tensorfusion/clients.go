@@ -45,7 +45,7 @@ func (a *Activities) ObserveClients(ctx context.Context, req ClientsRequest) (Cl
 	return newEviction(c, req).sort(ctx, pods)
 }
 
-func clientSelector(pool string) string { return labelEnabled + "=true," + labelGPUPool + "=" + pool }
+func clientSelector(pool string) string { return clientPods + "=" + pool }
 
 // EvictClients lets the owners of stale client pods replace them (T16): by the
 // Eviction API, at most PerOwner away per owner, the next when the owner is
@@ -96,7 +96,7 @@ func (e *eviction) sort(ctx context.Context, pods []corev1.Pod) (ClientsResult, 
 	e.hash = pool.Status.Components.Client
 	for i := range pods {
 		p := &pods[i]
-		if e.hash == "" || p.Labels[labelTemplateHash] == e.hash || p.DeletionTimestamp != nil || ended(p) {
+		if !staleClient(p, e.hash) {
 			continue
 		}
 		o, err := e.ownerOf(ctx, p)
@@ -110,6 +110,12 @@ func (e *eviction) sort(ctx context.Context, pods []corev1.Pod) (ClientsResult, 
 		}
 	}
 	return out, nil
+}
+
+// staleClient reports a live application pod whose injection is not the pool's;
+// an empty hash means that the pool says nothing yet.
+func staleClient(p *corev1.Pod, hash string) bool {
+	return hash != "" && p.Labels[labelTemplateHash] != hash && p.DeletionTimestamp == nil && !ended(p)
 }
 
 func ended(p *corev1.Pod) bool {

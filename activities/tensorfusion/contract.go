@@ -46,7 +46,10 @@ type Goal struct {
 	// PodName is the prefix of the pod's name, "hypervisor-" or "tf-hypervisor-".
 	PodName string `json:"podName"`
 	// Since is when the change was applied: a proven pod is younger.
-	Since time.Time `json:"since"`
+	Since time.Time `json:"since,omitzero"`
+	// Kept is set when a change is undone under which not every pod was made
+	// anew: a pod that was made by then is of the template that comes back.
+	Kept time.Time `json:"kept,omitzero"`
 }
 
 // ObservePoolRequest asks for the hosts of one GPUPool.
@@ -88,6 +91,9 @@ type HoldRequest struct {
 	// Nudge makes the harmless spec change that 2.16 -> 2.17 needs, so that
 	// synced=false is stored under the old controller (facts, section 5).
 	Nudge bool `json:"nudge,omitempty"`
+	// Undo takes the nudge back: the variable becomes what these pools had, so
+	// that pods from before it are of the template again.
+	Undo []PoolPolicy `json:"undo,omitempty"`
 }
 
 // HoldResult says what was found and done.
@@ -111,6 +117,9 @@ type PoolPolicy struct {
 	MaintenanceWindow bool   `json:"maintenanceWindow,omitempty"`
 	MaxDuration       string `json:"maxDuration,omitempty"`
 	Missing           bool   `json:"missing,omitempty"`
+	// Nudge is the value of the variable by which a hold changes the hypervisor
+	// template; empty when there is none.
+	Nudge string `json:"nudge,omitempty"`
 }
 
 // HostTarget is a host whose pod is to be replaced. UID is the pod seen by

@@ -64,6 +64,7 @@ func hold(ctx context.Context, c *kube.Client, req HoldRequest) (HoldResult, err
 // after a conflict: results are keyed by pool, and the first sight counts.
 func planHold(b *clusterPatch, req HoldRequest, synced map[string]bool, out *HoldResult, want map[string]PoolPolicy) error {
 	recorded := recordedPolicies(b.cluster)
+	rolling := b.cluster.Annotations[annotationRollingWorkers]
 	var before []PoolPolicy
 	changed := false
 	for i, e := range b.cluster.Spec.GPUPools {
@@ -71,6 +72,9 @@ func planHold(b *clusterPatch, req HoldRequest, synced map[string]bool, out *Hol
 		was, known := recorded[live.Pool]
 		switch {
 		case known && (live.held() || req.Assert):
+			before = append(before, was)
+		case known && rolling == live.Pool && live.onlyWorkers():
+			// A run that was terminated in the middle of its worker rollout.
 			before = append(before, was)
 		default:
 			before = append(before, live)
@@ -90,12 +94,20 @@ func planHold(b *clusterPatch, req HoldRequest, synced map[string]bool, out *Hol
 			}
 			changed = changed || nudged
 		}
+		for _, u := range req.Undo {
+			if u.Pool == live.Pool && u.Nudge != live.Nudge {
+				if err := b.setNudge(i, u.Nudge); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	for _, p := range before {
 		if !slices.ContainsFunc(out.Before, func(o PoolPolicy) bool { return o.Pool == p.Pool }) {
 			out.Before = append(out.Before, p)
 		}
 	}
+	b.annotate(annotationRollingWorkers, "")
 	if changed {
 		note, err := json.Marshal(before)
 		if err != nil {
@@ -134,60 +146,6 @@ func syncedPools(ctx context.Context, c *kube.Client) (map[string]bool, error) {
 		out[p.Name] = p.Status.Components.HypervisorSynced
 	}
 	return out, nil
-}
-
-// nudge adds the harmless variable to the hypervisor's template, or gives the
-// one of an earlier run a new value; false when it is there and the pool has a
-// pending change already. The template is a raw PodTemplate whose first container is
-// the hypervisor, whatever its name.
-func (b *clusterPatch) nudge(index int, synced bool, at time.Time) (bool, error) {
-	spec := b.cluster.Spec.GPUPools[index].Spec
-	if spec.Components.Hypervisor == nil {
-		return false, finding.Finding{
-			Row:    "P10",
-			Object: "TensorFusionCluster/" + b.cluster.Name + ", pool entry " + b.cluster.Spec.GPUPools[index].Name,
-			Found:  "componentConfig.hypervisor is missing, so the spec change that 2.17 needs cannot be made",
-			Next:   "set componentConfig.hypervisor in the TensorFusionCluster, then retry",
-		}.Error(finding.Stop)
-	}
-	template := map[string]any{}
-	if spec.Components.Hypervisor.PodTemplate != nil {
-		template = (&unstructured.Unstructured{Object: spec.Components.Hypervisor.PodTemplate}).DeepCopy().Object
-	}
-	containers, _, err := unstructured.NestedSlice(template, "template", "spec", "containers")
-	if err != nil {
-		return false, fmt.Errorf("hypervisor template of entry %s: %w", b.cluster.Spec.GPUPools[index].Name, err)
-	}
-	if len(containers) == 0 {
-		containers = []any{map[string]any{"name": "tensorfusion-hypervisor"}}
-	}
-	first, ok := containers[0].(map[string]any)
-	if !ok {
-		return false, fmt.Errorf("hypervisor template of entry %s: containers[0] is not an object", b.cluster.Spec.GPUPools[index].Name)
-	}
-	env, _, err := unstructured.NestedSlice(first, "env")
-	if err != nil {
-		return false, fmt.Errorf("hypervisor template of entry %s: %w", b.cluster.Spec.GPUPools[index].Name, err)
-	}
-	i := slices.IndexFunc(env, func(v any) bool {
-		m, ok := v.(map[string]any)
-		return ok && m["name"] == nudgeEnv
-	})
-	variable := map[string]any{"name": nudgeEnv, "value": at.UTC().Format(time.RFC3339Nano)}
-	switch {
-	case i < 0:
-		env = append(env, variable)
-	case !synced:
-		return false, nil
-	default:
-		env[i] = variable
-	}
-	first["env"] = env
-	if err := unstructured.SetNestedSlice(template, containers, "template", "spec", "containers"); err != nil {
-		return false, fmt.Errorf("hypervisor template of entry %s: %w", b.cluster.Spec.GPUPools[index].Name, err)
-	}
-	b.add(entryPath(index, "/componentConfig/hypervisor/podTemplate"), template)
-	return true, nil
 }
 
 // poolsPending says which GPUPool does not store synced=false yet.

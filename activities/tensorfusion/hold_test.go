@@ -75,6 +75,57 @@ func TestNudgeAddsOneVariableAndWaitsForThePendingChange(t *testing.T) {
 	assert.Equal(t, nudgeEnv, env[1].(map[string]any)["name"])
 }
 
+// What a rollback undoes: pods from before the hold are of the template again.
+func TestANudgeIsTakenBackToWhatWasThere(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	template := func() map[string]any {
+		u, err := w.admin.Dynamic.Resource(clustersGVR).Get(t.Context(), w.cluster, metav1.GetOptions{})
+		require.NoError(t, err)
+		fc, err := decode[FusionCluster](u)
+		require.NoError(t, err)
+		return fc.Spec.GPUPools[0].Spec.Components.Hypervisor.PodTemplate
+	}
+	first := template()
+	held, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Nudge: true})
+	require.NoError(t, err)
+	nudged := w.policy().Nudge
+	require.NotEmpty(t, nudged)
+	for range 2 {
+		_, err = hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Assert: true, Undo: held.Before})
+		require.NoError(t, err)
+		require.Equal(t, first, template())
+	}
+
+	// The variable of a former run, under which the pods had been made.
+	earlier := []PoolPolicy{{Pool: w.pool, Nudge: "2026-11-01T00:00:00Z"}}
+	_, err = hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Assert: true, Undo: earlier})
+	require.NoError(t, err)
+	require.Equal(t, earlier[0].Nudge, w.policy().Nudge)
+}
+
+// Terminate leaves the flag of a worker rollout on; it is not what was found.
+func TestTheFlagOfAnEndedWorkerRolloutIsNotTakenForTheUsers(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	_, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	require.NoError(t, setWorkerPolicy(t.Context(), w.client, w.workersRequest(0), true))
+	require.True(t, w.policy().AutoWorker)
+
+	next, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	require.Len(t, next.Before, 1)
+	assert.False(t, next.Before[0].AutoWorker)
+	assert.True(t, next.Before[0].AutoHypervisor)
+	assert.Equal(t, int32(20), next.Before[0].BatchPercentage)
+
+	w.setFlag("autoUpdateWorker", true) // this time somebody else's
+	next, err = hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit})
+	require.NoError(t, err)
+	assert.True(t, next.Before[0].AutoWorker)
+}
+
 // A former run left its variable and the pool was sealed with it: the same
 // value again would change no hash and the wait would never end.
 func TestANudgeOfAFormerRunGetsANewValue(t *testing.T) {

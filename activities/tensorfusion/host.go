@@ -107,7 +107,7 @@ func (g Goal) wants(pod *corev1.Pod) string {
 			return fmt.Sprintf("pod %s lacks the argument %s", pod.Name, want)
 		}
 	}
-	if !after(pod.CreationTimestamp.Time, g.Since) {
+	if made := pod.CreationTimestamp.Time; !after(made, g.Since) && (g.Kept.IsZero() || made.After(g.Kept)) {
 		return fmt.Sprintf("pod %s is from %s, before the change", pod.Name, pod.CreationTimestamp.UTC().Format("15:04:05Z"))
 	}
 	return ""

@@ -48,6 +48,19 @@ func TestAHostIsProvenOnlyWhenEveryPartHolds(t *testing.T) {
 	}
 }
 
+// A change that is undone: pods that it never reached are of the template that
+// comes back, those that it made are not.
+func TestAPodFromBeforeTheUndoneChangeIsKept(t *testing.T) {
+	v, g := provenHost("n", "p"), testGoal()
+	made := v.pods[0].CreationTimestamp.Time
+	g.Since = made.Add(time.Hour)
+	assert.Contains(t, v.unproven(g, nil), "before the change")
+	g.Kept = made
+	assert.Empty(t, v.unproven(g, nil))
+	g.Kept = made.Add(-time.Second)
+	assert.Contains(t, v.unproven(g, nil), "before the change")
+}
+
 func TestAPodMadeInTheSecondOfTheChangeIsYoungEnough(t *testing.T) {
 	second := time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC)
 	assert.True(t, after(second, second.Add(900*time.Millisecond)))

@@ -170,7 +170,8 @@ func (r *resolved) resolveValues(ctx context.Context, c *kube.Client) error {
 			err = yaml.Unmarshal(data, &r.fileValues)
 		}
 		if err != nil {
-			return finding.Finding{Object: "values file " + v.File, Expected: "YAML that the worker can read", Found: err.Error()}.Error(finding.Stop)
+			return finding.Finding{Object: "values file " + v.File, Expected: "YAML that the worker can read", Found: err.Error(),
+				Next: "put the file on every worker of this cluster, under this path, then retry"}.Error(finding.Stop)
 		}
 	}
 	r.masker.Merge(mask.FromValues(r.fileValues))
@@ -203,7 +204,8 @@ func readSecret(ctx context.Context, c *kube.Client, ref SecretReference) (strin
 	}
 	value, ok := secret.Data[ref.Key]
 	if !ok {
-		return "", finding.Finding{Object: object, Expected: "key " + ref.Key + " for value " + ref.Path, Found: "no such key"}.Error(finding.Stop)
+		return "", finding.Finding{Object: object, Expected: "key " + ref.Key + " for value " + ref.Path, Found: "no such key",
+			Next: "correct values.secrets in the plan, or add the key to the Secret"}.Error(finding.Stop)
 	}
 	return string(value), nil
 }

@@ -56,12 +56,22 @@ const (
 	nvidiaVendor        = "NVIDIA"
 )
 
+// Pods by their labels. Local-GPU application pods carry the worker's component
+// too, but no workload makes them: they are judged as clients.
+const (
+	workerSelector = labelComponent + "=" + componentWorker + "," + labelWorkload
+	clientPods     = labelEnabled + "=true," + labelGPUPool
+)
+
 // Our own marks.
 const (
 	fieldManager = "refit"
 	// annotationPolicyBefore on the TensorFusionCluster keeps the policy as it
 	// was before the hold, so that a lost reply or a dead run loses nothing.
 	annotationPolicyBefore = "refit.run/policy-before"
+	// annotationRollingWorkers names the GPUPool whose worker flag a run has
+	// switched on for the time of its rollout.
+	annotationRollingWorkers = "refit.run/rolling-workers"
 	// nudgeEnv is the harmless extra variable of the hypervisor template that
 	// makes the controller store synced=false (facts, section 5).
 	nudgeEnv   = "REFIT_HOLD_NUDGE"

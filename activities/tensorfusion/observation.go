@@ -14,6 +14,7 @@ type Observation struct {
 	Intent   Intent
 	Goal     Goal
 	Accepted []string // floating images that the plan accepts
+	Policy   string   // mode of the policy that the run ends with
 
 	Source Side // what runs
 	Target Side // what the intent renders
@@ -44,8 +45,12 @@ type Observation struct {
 
 	// Before is the snapshot that this observation is compared with.
 	Before Snapshot
-	// Rolled pools are those that the run rolled.
-	Rolled []string
+	// Planned nodes may have another hypervisor than Before; with
+	// PlannedWorkers any worker may be another.
+	Planned        []string
+	PlannedWorkers bool
+	// Rolled are the pools whose components the run replaced.
+	Rolled Rolled
 }
 
 // Side is one end of the upgrade.

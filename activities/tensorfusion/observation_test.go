@@ -147,7 +147,9 @@ func soundWorld() *Observation {
 			Replicas: 2, Ready: 2, Updated: 2, Leader: "tf-controller-1",
 		},
 		Allocations: 3,
-		Rolled:      []string{"tensor-fusion-shared"},
+		Rolled: Rolled{
+			Hypervisors: []string{"tensor-fusion-shared"}, Workers: []string{"tensor-fusion-shared"}, Clients: []string{"tensor-fusion-shared"},
+		},
 	}
 	provider := FusionProvider{}
 	provider.Spec.Vendor = "NVIDIA"

@@ -40,13 +40,11 @@ func observe(ctx context.Context, c *kube.Client, s Scope, goal Goal) (*Observat
 			return
 		}},
 		{"worker pods", func() (err error) {
-			// Local-GPU application pods carry the label too, but no workload of
-			// ours makes them: clients are judged by their injection.
-			o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", labelComponent+"="+componentWorker+","+labelWorkload)
+			o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", workerSelector)
 			return
 		}},
 		{"client pods", func() (err error) {
-			o.Clients, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", labelEnabled+"=true,"+labelGPUPool)
+			o.Clients, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", clientPods)
 			return
 		}},
 		{"ProviderConfigs", func() (err error) {
@@ -124,20 +122,16 @@ func (o *Observation) poolSummaries() []Pool {
 	for _, c := range o.Clusters {
 		for _, e := range c.Spec.GPUPools {
 			name := poolName(c.Name, e.Name)
-			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name), Port: e.Spec.Port(), Template: o.settledTemplate(name)})
+			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name), Port: e.Spec.Port()})
+			for _, p := range o.Pools {
+				if s := p.Status.Components; p.Name == name {
+					last := &out[len(out)-1]
+					last.Hash, last.Settled = s.Hypervisor, s.HypervisorSynced && s.HypervisorProgress == 100
+				}
+			}
 		}
 	}
 	return out
-}
-
-// settledTemplate is the hash that every hypervisor pod of the pool has.
-func (o *Observation) settledTemplate(pool string) string {
-	for _, p := range o.Pools {
-		if s := p.Status.Components; p.Name == pool && s.HypervisorSynced && s.HypervisorProgress == 100 {
-			return s.Hypervisor
-		}
-	}
-	return ""
 }
 
 // allOnGoal reports that every host meets the Goal now.

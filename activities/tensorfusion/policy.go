@@ -20,7 +20,7 @@ func poolName(cluster, entry string) string { return cluster + "-" + entry }
 
 // policyOf reads one entry's policy; PoolPolicy.Pool is the GPUPool's name.
 func policyOf(cluster string, e PoolEntry) PoolPolicy {
-	out := PoolPolicy{Pool: poolName(cluster, e.Name)}
+	out := PoolPolicy{Pool: poolName(cluster, e.Name), Nudge: nudgeOf(e)}
 	p := e.Spec.Policy()
 	if p == nil {
 		out.Missing = true
@@ -37,6 +37,9 @@ func policyOf(cluster string, e PoolEntry) PoolPolicy {
 
 // held reports that nothing of the pool rolls by itself.
 func (p PoolPolicy) held() bool { return !p.AutoHypervisor && !p.AutoWorker && !p.AutoClient }
+
+// onlyWorkers reports that nothing but workers rolls by itself.
+func (p PoolPolicy) onlyWorkers() bool { return p.AutoWorker && !p.AutoHypervisor && !p.AutoClient }
 
 // hold is the policy with the three flags off.
 func (p PoolPolicy) hold() PoolPolicy {
@@ -187,6 +190,7 @@ func patchClusters(ctx context.Context, c *kube.Client, build func(*clusterPatch
 	return finding.Finding{
 		Object: "TensorFusionCluster", Expected: "a quiet object",
 		Found: fmt.Sprintf("it changed under each of %d patches", patchAttempts),
+		Next:  "find who writes it all the time (managedFields, audit log) and stop it for the time of the run",
 	}.Error(finding.Retry)
 }
 

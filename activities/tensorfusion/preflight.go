@@ -52,6 +52,7 @@ func (a *Activities) preflight(ctx context.Context, c *kube.Client, req Prefligh
 	o.Source.ControllerImage, o.Source.Controller = live.ControllerImage, live.Controller
 	o.Source.Replicas, o.Source.IsolationPolicy = live.Replicas, live.IsolationPolicy
 	o.Target, o.Intent, o.Accepted, o.Values = target, r.intent, req.AcceptedFloating, r.review()
+	o.Policy = req.Policy
 	o.Goal.PodName = podPrefixFor(live.Controller) // which pods stand for the hosts now
 	if err := a.askAround(ctx, c, r, o); err != nil {
 		return out, err

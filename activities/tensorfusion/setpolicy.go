@@ -97,6 +97,7 @@ func setPolicy(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyRe
 			}
 		}
 		b.annotate(annotationPolicyBefore, "")
+		b.annotate(annotationRollingWorkers, "")
 		return nil
 	}); err != nil {
 		return out, err

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -14,16 +15,26 @@ import (
 
 // snapshot reduces the observation to what must not change by itself.
 func (o *Observation) snapshot() Snapshot {
-	s := Snapshot{Hypervisors: map[string]string{}, Workers: map[string]string{}, Allocations: o.Allocations}
+	s := Snapshot{Hypervisors: map[string]string{}, Workers: map[string]WorkerPod{}, Allocations: o.Allocations}
 	var lines []string
 	for _, h := range o.Hosts {
 		if p := h.eldest(); p != nil {
 			s.Hypervisors[h.name] = string(p.UID)
+			if made := p.CreationTimestamp.UTC(); made.After(s.Youngest) {
+				s.Youngest = made
+			}
 		}
 		lines = append(lines, h.inventory()...)
 	}
 	for i := range o.Workers {
-		s.Workers[o.Workers[i].Namespace+"/"+o.Workers[i].Name] = string(o.Workers[i].UID)
+		p := &o.Workers[i]
+		s.Workers[p.Namespace+"/"+p.Name] = WorkerPod{UID: string(p.UID), Workload: p.Namespace + "/" + p.Labels[labelWorkload]}
+	}
+	for pool, e := range entriesOf(o.Clusters) {
+		if s.Ports == nil {
+			s.Ports = map[string]int32{}
+		}
+		s.Ports[pool] = e.Spec.Port()
 	}
 	sort.Strings(lines)
 	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
@@ -43,32 +54,57 @@ func (v hostView) eldest() *corev1.Pod {
 	return out
 }
 
-// compareSnapshots lists what changed and was not planned (P12). New workers
-// are the users' business; gone or replaced ones are not.
-func compareSnapshots(before, now Snapshot, planned []string, plannedWorkers bool) []finding.Finding {
+// checkUnplanned lists what changed since Before and was not planned (P12). New
+// workers are the users' business, and so is a workload that got smaller.
+func checkUnplanned(o *Observation) []finding.Finding {
+	now := o.snapshot()
 	var out []finding.Finding
-	for _, node := range sortedKeys(before.Hypervisors) {
-		was, is := before.Hypervisors[node], now.Hypervisors[node]
-		if was != is && !slices.Contains(planned, node) {
+	for _, node := range sortedKeys(o.Before.Hypervisors) {
+		was, is := o.Before.Hypervisors[node], now.Hypervisors[node]
+		if was != is && !slices.Contains(o.Planned, node) {
 			out = append(out, finding.Finding{
-				Row: "P12", Object: "hypervisor of " + node, Expected: "pod UID " + orNone(was), Found: orNone(is),
+				Object: "hypervisor of " + node, Expected: "pod UID " + orNone(was), Found: orNone(is),
 				Why:  "it was replaced outside a batch, unproven",
 				Next: "find out what replaced it: the controller's log around the pod's creation",
 			})
 		}
 	}
-	if plannedWorkers {
+	if o.PlannedWorkers {
 		return out
 	}
-	for _, pod := range sortedKeys(before.Workers) {
-		is, there := now.Workers[pod]
-		switch {
-		case !there:
-			out = append(out, finding.Finding{Row: "P12", Object: "worker Pod/" + pod, Expected: "UID " + before.Workers[pod], Found: "gone",
-				Why: "the application connected to it lost its GPU session"})
-		case is != before.Workers[pod]:
-			out = append(out, finding.Finding{Row: "P12", Object: "worker Pod/" + pod, Expected: "UID " + before.Workers[pod], Found: is,
-				Why: "the application connected to it lost its GPU session"})
+	incomplete := o.incompleteWorkloads(now)
+	for _, pod := range sortedKeys(o.Before.Workers) {
+		was, is := o.Before.Workers[pod], now.Workers[pod]
+		found := is.UID
+		if is.UID == "" {
+			found = incomplete[was.Workload]
+		}
+		if is.UID != was.UID && found != "" {
+			out = append(out, finding.Finding{
+				Object: "worker Pod/" + pod, Expected: "UID " + was.UID, Found: found,
+				Why:  "the application connected to it lost its GPU session",
+				Next: "find out what replaced it: the controller's log around that time; tell the application's owner",
+			})
+		}
+	}
+	return out
+}
+
+// incompleteWorkloads says of each workload why a worker of it that is gone was
+// not simply one too many: another stands in its place, or is missing.
+func (o *Observation) incompleteWorkloads(now Snapshot) map[string]string {
+	out := map[string]string{}
+	count := map[string]int32{}
+	for pod, w := range now.Workers {
+		count[w.Workload]++
+		if _, known := o.Before.Workers[pod]; !known {
+			out[w.Workload] = "gone, and another worker made"
+		}
+	}
+	for _, w := range o.Workloads {
+		name := w.Namespace + "/" + w.Name
+		if w.Spec.Replicas != nil && count[name] < *w.Spec.Replicas {
+			out[name] = fmt.Sprintf("gone, %d of %d workers left", count[name], *w.Spec.Replicas)
 		}
 	}
 	return out

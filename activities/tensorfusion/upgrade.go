@@ -31,7 +31,7 @@ func upgradeRelease(ctx context.Context, c *kube.Client, req ReleaseRequest, r *
 		Target: req.Target, Namespace: req.Release.Namespace, Release: req.Release.Name,
 		Chart: r.chart, Values: r.values, Pins: r.pins,
 		Holder: req.Holder, Mark: r.intent.Digest, FromRevision: req.FromRevision,
-		Limit: req.Limit, DisableHooks: req.DisableHooks, Heartbeat: beater(ctx), Masker: r.masker,
+		Limit: req.Limit, Heartbeat: beater(ctx), Masker: r.masker,
 	})
 	if err != nil {
 		return ReleaseResult{}, err
@@ -41,8 +41,8 @@ func upgradeRelease(ctx context.Context, c *kube.Client, req ReleaseRequest, r *
 		return ReleaseResult{}, err
 	}
 	out := ReleaseResult{Revision: deployed.Version, Already: done.Already}
-	if deployed.Info != nil {
-		out.Deployed = deployed.Info.LastDeployed.Time.UTC()
+	if out.Deployed, err = helm.Stamp(ctx, c, deployed); err != nil {
+		return out, err
 	}
 	if deployed.Chart != nil && deployed.Chart.Metadata != nil {
 		out.Chart = deployed.Chart.Metadata.Version

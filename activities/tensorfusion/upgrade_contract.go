@@ -76,6 +76,8 @@ type PreflightRequest struct {
 	Acknowledged []string `json:"acknowledged,omitempty"`
 	// AcceptedFloating lists images whose floating tag is accepted (P08).
 	AcceptedFloating []string `json:"acceptedFloating,omitempty"`
+	// Policy is the mode that SetPolicy is going to be asked for.
+	Policy string `json:"policy,omitempty"`
 }
 
 // Versions of one side of the upgrade.
@@ -102,21 +104,34 @@ type Pool struct {
 	Entry string `json:"entry"` // name in spec.gpuPools
 	Nodes int    `json:"nodes"`
 	Port  int32  `json:"port"`
-	// Template is the controller's hash of the hypervisor template; empty when
-	// the controller does not say that every pod is of it (synced, 100 %).
-	Template string `json:"template,omitempty"`
+	// Hash is the controller's of the hypervisor template as it now is.
+	Hash string `json:"hash,omitempty"`
+	// Settled: the controller says that every pod is of it (synced, 100 %).
+	Settled bool `json:"settled,omitempty"`
 }
 
 // Snapshot is what must not change by itself (P12, P14): UIDs and inventory.
 type Snapshot struct {
-	// Hypervisors maps node to pod UID, Workers namespace/pod to UID.
+	// Hypervisors maps node to pod UID.
 	Hypervisors map[string]string `json:"hypervisors"`
-	Workers     map[string]string `json:"workers,omitempty"`
-	GPUs        int               `json:"gpus"`
+	// Workers by namespace/pod.
+	Workers map[string]WorkerPod `json:"workers,omitempty"`
+	// Youngest is when the youngest hypervisor pod was made, by the clock of
+	// the API server.
+	Youngest time.Time `json:"youngest,omitzero"`
+	GPUs     int       `json:"gpus"`
 	// Inventory is the SHA-256 over GPU name, model, capacity, node, sorted.
 	Inventory string `json:"inventory"`
+	// Ports of the hypervisors, by GPUPool.
+	Ports map[string]int32 `json:"ports,omitempty"`
 	// Allocations counts /api/allocation entries of the leader; -1 unknown.
 	Allocations int `json:"allocations"`
+}
+
+// WorkerPod is one worker and the TensorFusionWorkload that it belongs to.
+type WorkerPod struct {
+	UID      string `json:"uid"`
+	Workload string `json:"workload"`
 }
 
 // PreflightResult is small: verdicts, versions, digests.
@@ -197,8 +212,6 @@ type ReleaseRequest struct {
 	FromRevision int           `json:"fromRevision"`
 	Holder       string        `json:"holder"` // the Lease's holder
 	Limit        time.Duration `json:"limit"`
-	// DisableHooks skips the chart's hooks, for clusters without a kubelet.
-	DisableHooks bool `json:"disableHooks,omitempty"`
 }
 
 // ReleaseResult names the revision that now stands.
@@ -208,7 +221,8 @@ type ReleaseResult struct {
 	// Already: a former attempt had done it, of this run or of one before it
 	// with the same intent.
 	Already bool `json:"already,omitempty"`
-	// Deployed is when the revision's engine began.
+	// Deployed is when the revision's engine began, by the clock of the API
+	// server: pods are compared with it.
 	Deployed time.Time `json:"deployed,omitzero"`
 }
 
@@ -220,6 +234,10 @@ type ControllerRequest struct {
 	Intent   Intent        `json:"intent"`
 	Snapshot Snapshot      `json:"snapshot"`
 	Limit    time.Duration `json:"limit"`
+	// Return are pools as they were before the change that is being undone:
+	// until the controller shows their Hash again the answer waits a while, no
+	// longer than it takes a controller to look at every pool.
+	Return []Pool `json:"return,omitempty"`
 }
 
 // ControllerResult is the controller as proven.
@@ -241,6 +259,9 @@ type DriftRequest struct {
 	// worker may.
 	Planned        []string `json:"planned,omitempty"`
 	PlannedWorkers bool     `json:"plannedWorkers,omitempty"`
+	// Allocations asks the leader for its count anew; without it the count of
+	// Snapshot is carried on.
+	Allocations bool `json:"allocations,omitempty"`
 }
 
 // DriftResult lists what changed unplanned, and the fresh snapshot.
@@ -270,17 +291,26 @@ type PolicyResult struct {
 	After []PoolPolicy `json:"after"`
 }
 
-// VerifyRequest runs T17-T19 and compares the inventory with the backup's.
+// VerifyRequest runs T14-T19 and compares the inventory with the backup's.
 type VerifyRequest struct {
 	Scope
-	Goal     Goal     `json:"goal"`
-	Snapshot Snapshot `json:"snapshot"`
-	// Pools that were rolled; the others must be unchanged.
-	Rolled []string      `json:"rolled,omitempty"`
-	Limit  time.Duration `json:"limit"`
+	Goal     Goal          `json:"goal"`
+	Snapshot Snapshot      `json:"snapshot"`
+	Rolled   Rolled        `json:"rolled,omitzero"`
+	Limit    time.Duration `json:"limit"`
 	// Endpoint also asks each rolled host's hypervisor for /readyz and its
 	// devices, through the API server: about four requests per host.
 	Endpoint bool `json:"endpoint,omitempty"`
+}
+
+// Rolled are the GPUPools whose components the run replaced; what it did not
+// replace is not judged by the new template.
+type Rolled struct {
+	Hypervisors []string `json:"hypervisors,omitempty"`
+	Workers     []string `json:"workers,omitempty"`
+	Clients     []string `json:"clients,omitempty"`
+	// Left are client pods (namespace/name) that were left alone and listed.
+	Left []string `json:"left,omitempty"`
 }
 
 // VerifyResult holds the verdicts.
@@ -292,11 +322,10 @@ type VerifyResult struct {
 // CanaryJobRequest runs the CUDA probe in one TensorFusion pod of a pool (T20).
 type CanaryJobRequest struct {
 	Scope
-	Pool  string `json:"pool"`
-	Node  string `json:"node,omitempty"` // pinned when set
-	Image string `json:"image"`
-	// Args of the image's entry point, which must run the CUDA probe.
-	Args  []string      `json:"args,omitempty"`
+	Pool string `json:"pool"`
+	Node string `json:"node,omitempty"` // pinned when set
+	// Image's entry point must run the CUDA probe.
+	Image string        `json:"image"`
 	Key   string        `json:"key"` // unique per run and pool, DNS-safe
 	Limit time.Duration `json:"limit"`
 }

@@ -2,7 +2,11 @@ package tensorfusion
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/helm"
@@ -23,39 +27,7 @@ func (a *Activities) Verify(ctx context.Context, req VerifyRequest) (VerifyResul
 
 func verify(ctx context.Context, c *kube.Client, req VerifyRequest) (VerifyResult, error) {
 	var out VerifyResult
-	var reader hostReader
-	err := c.Await(ctx, kube.Wait{What: "settled installation", Limit: req.Limit, Heartbeat: beater(ctx)},
-		func(objects kube.Objects) (bool, string, error) {
-			o := &Observation{Goal: req.Goal, Rolled: req.Rolled}
-			var err error
-			if o.Hosts, err = reader.views(objects[2], objects[3], objects[4]); err != nil {
-				return false, "", err
-			}
-			for _, u := range objects[0] {
-				fc, err := decode[FusionCluster](u)
-				if err != nil {
-					return false, "", err
-				}
-				o.Clusters = append(o.Clusters, fc)
-			}
-			for _, u := range objects[1] {
-				p, err := decode[FusionPool](u)
-				if err != nil {
-					return false, "", err
-				}
-				o.Pools = append(o.Pools, p)
-			}
-			open := append(append(checkPhases(o), checkOnePod(o)...), checkHosts(o)...)
-			if len(open) == 0 {
-				return true, "", nil
-			}
-			return false, open[0].String(), nil
-		},
-		kube.Selection{Resource: clustersGVR},
-		kube.Selection{Resource: poolsGVR},
-		kube.Selection{Resource: gpuNodesGVR},
-		kube.Selection{Resource: podsGVR, Namespace: req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
-		kube.Selection{Resource: gpusGVR})
+	err := awaitSettled(ctx, c, req)
 	// Past the deadline the checks below say what is still open.
 	if _, class, ok := finding.Of(err); err != nil && (!ok || class != finding.Stop || ctx.Err() != nil) {
 		return out, err
@@ -83,4 +55,51 @@ func verify(ctx context.Context, c *kube.Client, req VerifyRequest) (VerifyResul
 		out.After.Chart = current.Chart.Metadata.Version
 	}
 	return out, nil
+}
+
+// awaitSettled watches until nothing is open that Verify waits for. Workers and
+// clients are watched only where the run replaced some: there may be thousands.
+func awaitSettled(ctx context.Context, c *kube.Client, req VerifyRequest) error {
+	var reader hostReader
+	selections := []kube.Selection{
+		{Resource: clustersGVR},
+		{Resource: poolsGVR},
+		{Resource: gpuNodesGVR},
+		{Resource: podsGVR, Namespace: req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
+		{Resource: gpusGVR},
+	}
+	watch := func(s ...kube.Selection) int {
+		selections = append(selections, s...)
+		return len(selections) - len(s)
+	}
+	workers, clients := 0, 0 // where in the objects they begin; 0 = not watched
+	if len(req.Rolled.Workers) > 0 {
+		workers = watch(kube.Selection{Resource: workloadsGVR}, kube.Selection{Resource: podsGVR, Labels: workerSelector})
+	}
+	if len(req.Rolled.Clients) > 0 {
+		clients = watch(kube.Selection{Resource: podsGVR, Labels: clientPods})
+	}
+	return c.Await(ctx, kube.Wait{What: "settled installation", Limit: req.Limit, Heartbeat: beater(ctx),
+		Next: "the checks name what is open"}, func(objects kube.Objects) (bool, string, error) {
+		o := &Observation{Goal: req.Goal, Rolled: req.Rolled}
+		var errs [6]error
+		o.Hosts, errs[0] = reader.views(objects[2], objects[3], objects[4])
+		o.Clusters, errs[1] = decodeAll[FusionCluster](objects[0])
+		o.Pools, errs[2] = decodeAll[FusionPool](objects[1])
+		if workers > 0 {
+			o.Workloads, errs[3] = decodeAll[FusionWorkload](objects[workers])
+			o.Workers, errs[4] = decodeAll[corev1.Pod](objects[workers+1])
+		}
+		if clients > 0 {
+			o.Clients, errs[5] = decodeAll[corev1.Pod](objects[clients])
+		}
+		if err := errors.Join(errs[:]...); err != nil {
+			return false, "", err
+		}
+		open := slices.Concat(checkPhases(o), checkOnePod(o), checkHosts(o), checkWorkers(o), checkClients(o))
+		if len(open) == 0 {
+			return true, "", nil
+		}
+		return false, open[0].String(), nil
+	}, selections...)
 }

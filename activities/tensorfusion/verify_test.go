@@ -39,7 +39,7 @@ func (i *installation) settle(nodes ...string) {
 func TestVerifyPassesASettledInstallationAndNamesWhatIsMissing(t *testing.T) {
 	i := install(t)
 	i.settle("a", "b")
-	request := VerifyRequest{Scope: i.scope, Goal: testGoal(), Rolled: []string{i.pool}, Limit: 20 * time.Second}
+	request := VerifyRequest{Scope: i.scope, Goal: testGoal(), Rolled: Rolled{Hypervisors: []string{i.pool}, Workers: []string{i.pool}, Clients: []string{i.pool}}, Limit: 20 * time.Second}
 	out, err := i.activities.Verify(t.Context(), request)
 	require.NoError(t, err)
 	assert.Empty(t, rowsNotOK(out.Checks))
@@ -52,7 +52,7 @@ func TestVerifyPassesASettledInstallationAndNamesWhatIsMissing(t *testing.T) {
 	require.NoError(t, err, "past its deadline it reports instead of failing")
 	assert.Equal(t, []string{"T14", "T19"}, rowsNotOK(out.Checks))
 
-	request.Rolled = nil
+	request.Rolled = Rolled{}
 	request.Snapshot = Snapshot{GPUs: 9, Inventory: "another"}
 	out, err = i.activities.Verify(t.Context(), request)
 	require.NoError(t, err)

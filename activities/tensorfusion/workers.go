@@ -37,7 +37,7 @@ func observeWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) (Wo
 	if err != nil {
 		return out, kube.Wrap(err, "TensorFusionConnections")
 	}
-	pods, err := list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", labelComponent+"="+componentWorker+","+labelWorkload)
+	pods, err := list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", workerSelector)
 	if err != nil {
 		return out, kube.Wrap(err, "worker pods")
 	}
@@ -152,6 +152,11 @@ func setWorkerPolicy(ctx context.Context, c *kube.Client, req WorkersRequest, on
 				p.BatchPercentage, p.BatchInterval = w.BatchPercentage, w.BatchInterval
 			}
 			b.set(i, p)
+			if on {
+				b.annotate(annotationRollingWorkers, req.Pool)
+			} else {
+				b.annotate(annotationRollingWorkers, "")
+			}
 		}
 		return nil
 	})
@@ -179,7 +184,7 @@ func watchWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) error
 		},
 			kube.Selection{Resource: poolsGVR, Name: req.Pool},
 			kube.Selection{Resource: workloadsGVR},
-			kube.Selection{Resource: podsGVR, Labels: labelComponent + "=" + componentWorker + "," + labelWorkload},
+			kube.Selection{Resource: podsGVR, Labels: workerSelector},
 			kube.Selection{Resource: providerConfigsGVR})
 		if !errors.Is(err, errProgress) {
 			return err
@@ -208,7 +213,7 @@ func workersState(objects kube.Objects, pool string) (string, bool, error) {
 	if err != nil {
 		return "", false, err
 	}
-	o := &Observation{Rolled: []string{pool}, Workers: workers, Providers: providers}
+	o := &Observation{Rolled: Rolled{Workers: []string{pool}}, Workers: workers, Providers: providers}
 	for _, w := range workloads {
 		if w.Pool() == pool {
 			o.Workloads = append(o.Workloads, w)

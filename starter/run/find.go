@@ -31,13 +31,13 @@ type Run struct {
 // Open tells whether the run has not closed yet.
 func (r Run) Open() bool { return r.State == "open" }
 
-// kinds are the workflow types that people start or meet on their own.
-var kinds = []string{protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout}
+// Kinds are the workflow types that people start or meet on their own.
+var Kinds = []string{protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.GPUNode}
 
 // List returns runs, newest first; with all=false only open ones. Runs that
 // another run started are left out: their parent speaks for them.
 func List(ctx context.Context, c *Connection, all bool, limit int) ([]Run, error) {
-	query := "WorkflowType IN ('" + strings.Join(kinds, "','") + "')"
+	query := "WorkflowType IN ('" + strings.Join(Kinds, "','") + "')"
 	if !all {
 		query += " AND ExecutionStatus = 'Running'"
 	}

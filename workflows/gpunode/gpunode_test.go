@@ -1,9 +1,11 @@
 package gpunode
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/mock"
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/workflow"
@@ -11,6 +13,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
+	"github.com/refit-run/refit/workflows/window"
 )
 
 func retry() protocol.Answer { return protocol.Answer{By: "ann"} }
@@ -173,11 +176,87 @@ func TestBadInputIsToldAtOnceAndInFull(t *testing.T) {
 	for _, path := range []string{"target.cluster", "node", "level", "baseline.node", "planOnly"} {
 		require.Contains(t, app.Message(), path)
 	}
-	in = input()
-	in.Prepare = &Prepare{VGPU: &gpu.VGPURequest{}, Limit: -1}
-	require.Len(t, in.Validate(), 2)
-	in.Prepare = &Prepare{}
-	require.Len(t, in.Validate(), 1)
+}
+
+func TestASetUpThatSaysNothingIsRefusedWithItsPlace(t *testing.T) {
+	never := window.Duration(0)
+	for _, c := range []struct {
+		prepare Prepare
+		want    []string
+	}{
+		{Prepare{}, []string{"prepare"}},
+		{Prepare{MIG: &gpu.MIGRequest{Config: " "}}, []string{"prepare.mig.config"}},
+		{Prepare{MIG: &gpu.MIGRequest{Config: strings.Repeat("#", maxConfig+1)}}, []string{"prepare.mig.config"}},
+		{Prepare{VGPU: &gpu.VGPURequest{Scheduler: "fair"}, Limit: &never}, []string{"prepare.vgpu.config", "prepare.vgpu.scheduler", "prepare.limit"}},
+	} {
+		in := input()
+		in.Prepare = &c.prepare
+		var paths []string
+		for _, p := range in.Validate() {
+			paths = append(paths, p.Path)
+		}
+		require.Equal(t, c.want, paths)
+	}
+}
+
+func TestCancelInTheMiddleOfTheSetUpEndsItAndGivesTheNodeBack(t *testing.T) {
+	h := &host{}
+	w := newHarness(t, h)
+	w.OnActivity(gpu.PrepareActivity, mock.Anything, mock.Anything).After(10 * time.Minute).Return(h.prepare)
+	w.at(15*time.Minute, func() { // the plan took the first ten
+		require.Equal(t, "prepare", w.status().Section)
+		require.Equal(t, "ours", h.label)
+		w.CancelWorkflow()
+	})
+	w.at(16*time.Minute, func() { require.Equal(t, protocol.Abort, w.status().Deferred) })
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Equal(t, []string{"prepare", "give back", "unlock"}, h.log[5:], "what was begun was ended, and nothing after it was begun")
+	require.Empty(t, h.label)
+	require.Equal(t, "us", h.cordoned, "nothing has proven the host")
+	require.Len(t, r.LeftBehind, 1)
+	require.Contains(t, r.LeftBehind[0], "kubectl uncordon gpu-1 and kubectl annotate node gpu-1 refit.run/cordoned-by-")
+}
+
+func TestTheResultIsAReceiptWithThePlan(t *testing.T) {
+	in := input()
+	in.PlanOnly = true
+	r := newHarness(t, &host{}).run(in)
+	require.Equal(t, protocol.GPUNode, r.Kind)
+	require.Equal(t, "prod", r.Cluster)
+	require.Equal(t, "gpu-1", r.Object)
+	require.Equal(t, []protocol.PlannedChange{{Action: "create GPU instance 7g.80gb at 0", Object: "GPU GPU-1"}}, r.Plan.Changes)
+}
+
+func TestUnattendedItEndsWhereItWouldPark(t *testing.T) {
+	h := &host{verdict: gpu.Unfit}
+	in := input()
+	in.Unattended = true
+	r := newHarness(t, h).run(in)
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Equal(t, "stage validate done", r.Failure.Expected)
+	require.Contains(t, r.Failure.Found, "verdict unfit: CUDA call GPU-1")
+	require.Contains(t, r.Failure.Next, "repair the host")
+	require.Equal(t, "us", h.cordoned)
+	require.Empty(t, h.label)
+	require.Contains(t, r.LeftBehind[0], "stays cordoned")
+	require.Equal(t, "unlock", h.log[len(h.log)-1])
+
+	h = &host{silent: true}
+	r = newHarness(t, h).run(in)
+	require.Contains(t, r.Failure.Found, "gpu/prod/gpu-1")
+	require.Empty(t, h.cordoned, "nothing was begun")
+	require.Empty(t, r.LeftBehind)
+}
+
+func TestALockedNodeIsRefusedUnattendedToo(t *testing.T) {
+	w := newHarness(t, &host{locked: true})
+	in := input()
+	in.Unattended = true
+	w.ExecuteWorkflow(protocol.GPUNode, in)
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, w.GetWorkflowError(), &app)
+	require.Equal(t, protocol.Locked, app.Type())
 }
 
 func TestAsAChildItsStagesAndAnswersGoThroughTheParent(t *testing.T) {

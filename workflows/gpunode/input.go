@@ -7,8 +7,10 @@ package gpunode
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/workflows/protocol"
@@ -37,6 +39,9 @@ type Input struct {
 	// PlanOnly stops once the agent has said what it would do.
 	PlanOnly bool             `json:"planOnly,omitempty"`
 	Parent   *protocol.Parent `json:"parent,omitempty"`
+	// Unattended is set by a rollout that has its hosts prepared: nobody
+	// answers the run, so what would park ends it, with Result.Failure.
+	Unattended bool `json:"unattended,omitempty" jsonschema:"-"`
 }
 
 // Prepare is the declared set-up.
@@ -45,34 +50,57 @@ type Prepare struct {
 	VGPU *gpu.VGPURequest `json:"vgpu,omitempty"`
 	// Limit is how long it may take (default 20 m: a reset of a GPU takes
 	// minutes, the steps of eight GPUs some more).
-	Limit window.Duration `json:"limit,omitempty"`
+	Limit *window.Duration `json:"limit,omitempty"`
 }
 
-// Result of a GPUNode.
+// Result of a GPUNode: the receipt, with what the agent did and said.
 type Result struct {
-	Outcome protocol.Outcome `json:"outcome"`
-	Node    string           `json:"node"`
+	protocol.Receipt
+	Node string `json:"node"`
 	// Planned is what the agent meant to do, Prepared what it did.
 	Planned    *gpu.PrepareResult `json:"planned,omitempty"`
 	Prepared   *gpu.PrepareResult `json:"prepared,omitempty"`
 	Validation *gpu.Result        `json:"validation,omitempty"`
-	Stages     []protocol.Stage   `json:"stages,omitempty"`
-	Warnings   []string           `json:"warnings,omitempty"`
-	LeftBehind []string           `json:"leftBehind,omitempty"`
+	// Failure is why an unattended run ended before its end.
+	Failure *finding.Finding `json:"failure,omitempty"`
 }
 
-const defaultPrepare = 20 * time.Minute
+const (
+	defaultPrepare = 20 * time.Minute
+	// maxConfig is the most bytes of a layout file. A rollout gives it to every
+	// host of a wave in one message, which Temporal limits to 4 MiB.
+	maxConfig = 32 << 10
+)
 
 func (in Input) withDefaults() Input {
 	if in.Level == "" {
 		in.Level = gpu.Standard
 	}
-	if in.Prepare != nil && in.Prepare.Limit == 0 {
-		p := *in.Prepare
-		p.Limit = window.Duration(defaultPrepare)
-		in.Prepare = &p
-	}
+	in.Prepare = in.Prepare.withDefaults()
 	return in
+}
+
+func (p *Prepare) withDefaults() *Prepare {
+	if p == nil || p.Limit != nil {
+		return p
+	}
+	limit, full := window.Duration(defaultPrepare), *p
+	full.Limit = &limit
+	return &full
+}
+
+// Longest is how long the run may take while nothing has to be answered and
+// every queue has a worker.
+func (in Input) Longest() time.Duration {
+	in = in.withDefaults()
+	longest := callLimit + ValidationLimit(in.Level, in.Expect) + slack // the calls to the API server take seconds
+	if in.Baseline == nil {
+		longest += baselineLimit
+	}
+	if in.Prepare != nil {
+		longest += callLimit + in.Prepare.Limit.D() + slack
+	}
+	return longest
 }
 
 // Validate returns every problem of the input at once.
@@ -96,31 +124,58 @@ func (in Input) Validate() []plan.Problem {
 	if in.PlanOnly && in.Prepare == nil {
 		add("planOnly", "is true without prepare: there is nothing to plan")
 	}
-	p := in.Prepare
+	for i, w := range in.Windows {
+		if err := w.Validate(); err != nil {
+			add(fmt.Sprintf("windows[%d]", i), "%v", err)
+		}
+	}
+	return append(ps, in.Prepare.Problems("prepare")...)
+}
+
+// Problems returns what is wrong with a declared set-up that stands at path of
+// a plan; nil declares nothing.
+func (p *Prepare) Problems(path string) []plan.Problem {
+	var ps []plan.Problem
+	add := func(at, format string, args ...any) {
+		ps = append(ps, plan.Problem{Path: path + at, Message: fmt.Sprintf(format, args...)})
+	}
 	if p == nil {
-		return ps
+		return nil
+	}
+	config := func(at, text, format string) {
+		switch {
+		case strings.TrimSpace(text) == "":
+			add(at, "is empty: want the text of a layout file in %s's format", format)
+		case len(text) > maxConfig:
+			add(at, "has %d bytes: want at most %d; leave the layouts out that are not meant", len(text), maxConfig)
+		}
 	}
 	if p.MIG == nil && p.VGPU == nil {
-		add("prepare", "declares neither mig nor vgpu: declare one, or leave it out")
+		add("", "declares neither mig nor vgpu: declare one, or leave it out")
 	}
-	if p.MIG != nil && p.MIG.Config == "" {
-		add("prepare.mig.config", "is empty: want the text of a layout file in mig-parted's format")
+	if p.MIG != nil {
+		config(".mig.config", p.MIG.Config, "mig-parted")
 	}
-	if p.VGPU != nil && p.VGPU.Config == "" {
-		add("prepare.vgpu.config", "is empty: want the text of a layout file in vgpu-device-manager's format")
+	if v := p.VGPU; v != nil {
+		config(".vgpu.config", v.Config, "vgpu-device-manager")
+		if !slices.Contains(schedulers, v.Scheduler) {
+			add(".vgpu.scheduler", "is %q: want best-effort, equal-share or fixed-share", v.Scheduler)
+		}
 	}
-	if p.Limit < 0 {
-		add("prepare.limit", "is negative: want a duration")
+	if p.Limit != nil && *p.Limit <= 0 {
+		add(".limit", "is %s: want a positive duration, or leave it out for %s", *p.Limit, window.Duration(defaultPrepare))
 	}
 	return ps
 }
 
-// validationLimit is the deadline of the validation by its depth.
-func (in Input) validationLimit() time.Duration {
-	switch in.Level {
+var schedulers = []string{"", "best-effort", "equal-share", "fixed-share"}
+
+// ValidationLimit is the deadline of a validation by its depth.
+func ValidationLimit(level gpu.Level, expect *gpu.Expect) time.Duration {
+	switch level {
 	case gpu.Stress:
-		if in.Expect != nil && in.Expect.StressFor > 0 {
-			return in.Expect.StressFor + 10*time.Minute
+		if expect != nil && expect.StressFor > 0 {
+			return expect.StressFor + 10*time.Minute
 		}
 		return time.Hour
 	case gpu.Standard:

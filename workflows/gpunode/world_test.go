@@ -170,11 +170,16 @@ func newHarness(t *testing.T, h *host) *harness {
 
 func (h *harness) at(after time.Duration, f func()) { h.RegisterDelayedCallback(f, after) }
 
-func (h *harness) waits(stage string) protocol.Waiting {
+func (h *harness) status() protocol.Status {
 	v, err := h.QueryWorkflow(protocol.QueryStatus)
 	require.NoError(h.t, err)
 	var s protocol.Status
 	require.NoError(h.t, v.Get(&s))
+	return s
+}
+
+func (h *harness) waits(stage string) protocol.Waiting {
+	s := h.status()
 	require.NotNil(h.t, s.WaitingFor, "%+v", s)
 	require.Equal(h.t, stage, s.WaitingFor.Stage)
 	return *s.WaitingFor

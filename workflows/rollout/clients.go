@@ -71,6 +71,7 @@ func (c *clients) evict(ctx workflow.Context, s *stage.Scope) error {
 }
 
 func (c *clients) fill(out *Result) {
+	out.LeftClients = c.left
 	for i, p := range c.left {
 		if i == maxWarnings {
 			c.Warn(fmt.Sprintf("%d more outdated pods were left alone", len(c.left)-maxWarnings))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -218,9 +219,9 @@ func (h *hypervisors) wave(ctx workflow.Context, s *stage.Scope, d plan.Decision
 // estimate is how long a wave may take: the limits until one was measured,
 // then twice the longest so far.
 func (h *hypervisors) estimate() time.Duration {
-	worst := h.in.Strategy.HostTimeout.D()
+	worst := h.in.Strategy.HostTimeout.D() + h.preparing()
 	if h.in.Validation == ValidateAgent {
-		worst += validationLimit(h.in.Level)
+		worst += gpunode.ValidationLimit(h.in.Level, nil)
 	}
 	if h.longest == 0 {
 		return worst
@@ -231,17 +232,20 @@ func (h *hypervisors) estimate() time.Duration {
 // overdue is when a wave has taken longer than all of its limits together:
 // then most likely no worker polls a queue.
 func (h *hypervisors) overdue() time.Duration {
-	return h.in.Strategy.HostTimeout.D() + replaceSlack + validationLimit(h.in.Level) + agentMissing
+	return h.in.Strategy.HostTimeout.D() + replaceSlack + gpunode.ValidationLimit(h.in.Level, nil) + agentMissing + h.preparing()
 }
 
 // shards runs a wave as children of at most ShardSize hosts, all at once. Once
 // begun they are not cancelled: a host ends by proof or by its deadline.
 func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decision) ([]plan.Result, error) {
 	var futures []workflow.ChildWorkflowFuture
-	for part := range slices.Chunk(d.Hosts, ShardSize) {
+	for part := range slices.Chunk(d.Hosts, h.shardSize()) {
 		in := ShardInput{
 			Scope: h.in.Scope, Pool: h.in.Pool, Goal: h.in.Goal, Validation: h.in.Validation, Level: h.in.Level,
 			Strict: h.in.Strict, Limit: h.in.Strategy.HostTimeout.D(),
+		}
+		if d.Batch != proofStage {
+			in.Prepare = h.in.Prepare
 		}
 		for _, name := range part {
 			target := tensorfusion.HostTarget{Name: name, UID: h.seen[name].UID}

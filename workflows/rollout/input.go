@@ -12,6 +12,7 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/window"
@@ -46,6 +47,10 @@ type Input struct {
 	// agent goes.
 	Validation string    `json:"validation,omitempty" jsonschema:"enum=agent,enum=canaryJob,enum=none"`
 	Level      gpu.Level `json:"level,omitempty" jsonschema:"enum=quick,enum=standard,enum=stress"`
+	// Prepare has every host of a batch brought to a declared set-up and proven
+	// by a GPUNode of its own before its pod is replaced; a host that can't be
+	// has failed, its pod untouched. Component hypervisor alone.
+	Prepare *gpunode.Prepare `json:"prepare,omitempty"`
 	// Strict counts the verdict "degraded" as a failure instead of a warning.
 	Strict  bool           `json:"strict,omitempty"`
 	Windows []window.Spec  `json:"windows,omitempty"`
@@ -84,9 +89,18 @@ type ClientOptions struct {
 	Limit window.Duration `json:"limit,omitempty"`
 }
 
-// Result of a Rollout. Hosts are in the order of the batches; hosts on target
-// before the rollout began come last.
+// Result of a Rollout, which reads as a protocol.Receipt too. Hosts are in the
+// order of the batches; hosts on target before the rollout began come last.
 type Result struct {
+	Kind       string             `json:"kind"`
+	Cluster    string             `json:"cluster"`
+	Object     string             `json:"object"`
+	WorkflowID string             `json:"workflowID"`
+	RunID      string             `json:"runID"`
+	Started    time.Time          `json:"started"`
+	Ended      time.Time          `json:"ended"`
+	Ignored    []protocol.Ignored `json:"ignored,omitempty"`
+
 	Outcome  protocol.Outcome  `json:"outcome"`
 	Hosts    []HostRow         `json:"hosts,omitempty"`
 	Progress protocol.Progress `json:"progress"`
@@ -95,6 +109,8 @@ type Result struct {
 	Drift      []finding.Finding `json:"drift,omitempty"`
 	Warnings   []string          `json:"warnings,omitempty"`
 	LeftBehind []string          `json:"leftBehind,omitempty"`
+	// LeftClients are application pods that keep their outdated injection.
+	LeftClients []tensorfusion.ClientPod `json:"leftClients,omitempty"`
 }
 
 // Outcomes of a host beside those of tensorfusion.HostResult.
@@ -118,6 +134,12 @@ type HostRow struct {
 	// Failure of a failed host; Warning of one that passed with a remark.
 	Failure *finding.Finding `json:"failure,omitempty"`
 	Warning string           `json:"warning,omitempty"`
+	// Prepared says in words what was done to bring the host to the plan's
+	// set-up; empty without one, and when it failed.
+	Prepared string `json:"prepared,omitempty"`
+	// LeftBehind is what a set-up that failed did not undo; the result of the
+	// rollout lists it.
+	LeftBehind []string `json:"leftBehind,omitempty"`
 	// Baseline of a host that failed after its pod was replaced: what the next
 	// attempt has to find again.
 	Baseline *gpu.Baseline `json:"baseline,omitempty"`
@@ -187,6 +209,7 @@ func (in Input) Validate() []plan.Problem {
 	if !slices.Contains([]gpu.Level{"", gpu.Quick, gpu.Standard, gpu.Stress}, in.Level) {
 		add("level", "is %q: want quick, standard or stress", in.Level)
 	}
+	ps = append(ps, PrepareProblems("prepare", in.Component, in.Prepare)...)
 	switch in.Component {
 	case Hypervisor:
 		ps = append(ps, in.Strategy.Validate("strategy")...)

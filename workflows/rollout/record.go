@@ -49,10 +49,13 @@ func (h *hypervisors) evidence(index int) string {
 		if row.Warning != "" {
 			counts["degraded"]++
 		}
+		if row.Prepared != "" {
+			counts["prepared"]++
+		}
 	}
 	var parts []string
 	for _, k := range []string{
-		tensorfusion.OutcomeReplaced, tensorfusion.OutcomeAlready, "degraded", tensorfusion.OutcomeFailed, OutcomeGone, OutcomeLeft, OutcomeUnproven, outcomeWaiting,
+		"prepared", tensorfusion.OutcomeReplaced, tensorfusion.OutcomeAlready, "degraded", tensorfusion.OutcomeFailed, OutcomeGone, OutcomeLeft, OutcomeUnproven, outcomeWaiting,
 	} {
 		if counts[k] > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", counts[k], k))
@@ -96,15 +99,25 @@ func (h *hypervisors) row(name string) HostRow {
 }
 
 func (h *hypervisors) fill(out *Result) {
+	h.unprepared()
+	cut := 0
 	for _, b := range h.layout.Batches {
 		for _, name := range b.Hosts {
 			row := h.row(name)
-			row.Baseline = nil
+			if len(out.LeftBehind)+len(row.LeftBehind) <= maxWarnings {
+				out.LeftBehind = append(out.LeftBehind, row.LeftBehind...)
+			} else if len(row.LeftBehind) > 0 {
+				cut++
+			}
+			row.Baseline, row.LeftBehind = nil, nil
 			if row.Outcome == outcomeWaiting {
 				continue // never touched
 			}
 			out.Hosts = append(out.Hosts, row)
 		}
+	}
+	if cut > 0 {
+		out.LeftBehind = append(out.LeftBehind, fmt.Sprintf("%s more whose set-up failed left something behind: see the runs that their failures name", hosts(cut)))
 	}
 	for _, name := range h.layout.Done {
 		out.Hosts = append(out.Hosts, HostRow{

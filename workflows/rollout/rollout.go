@@ -134,8 +134,11 @@ func (r *run) close(d driver, err error) (Result, error) {
 	}
 	d.fill(&out)
 	receipt := r.Close(out.Outcome)
+	out.Kind, out.Cluster, out.Object = receipt.Kind, receipt.Cluster, receipt.Object
+	out.WorkflowID, out.RunID = receipt.WorkflowID, receipt.RunID
+	out.Started, out.Ended, out.Ignored = receipt.Started, receipt.Ended, receipt.Ignored
 	out.Progress, out.Stages = receipt.Progress, receipt.Stages
-	out.Warnings, out.LeftBehind = receipt.Warnings, receipt.LeftBehind
+	out.Warnings, out.LeftBehind = receipt.Warnings, append(out.LeftBehind, receipt.LeftBehind...)
 	return out, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
 )
@@ -37,6 +38,7 @@ type ShardInput struct {
 	Scope      tensorfusion.Scope `json:"scope"`
 	Pool       string             `json:"pool"`
 	Goal       tensorfusion.Goal  `json:"goal"`
+	Prepare    *gpunode.Prepare   `json:"prepare,omitempty"`
 	Validation string             `json:"validation"`
 	Level      gpu.Level          `json:"level"`
 	Strict     bool               `json:"strict,omitempty"`
@@ -58,13 +60,16 @@ type ShardResult struct {
 }
 
 // Shard replaces and proves up to ShardSize hosts at once: two activities per
-// host for its agent and one for all of them in the cluster, so that the
-// history costs a constant number of events per host. It takes no verbs: the
-// rollout that started it does.
+// host for its agent, a run of its own where it is prepared, and one activity
+// for all of them in the cluster, so that the history costs a constant number
+// of events per host. It takes no verbs: the rollout that started it does.
 func Shard(ctx workflow.Context, in ShardInput) (ShardResult, error) {
 	s := &shard{in: in, rows: make([]HostRow, len(in.Hosts)), baselines: make([]*gpu.Baseline, len(in.Hosts))}
 	for i, h := range in.Hosts {
 		s.rows[i] = HostRow{Name: h.Name, OldUID: h.UID}
+	}
+	if in.Prepare != nil {
+		s.prepare(ctx)
 	}
 	if in.Validation == ValidateAgent {
 		s.baseline(ctx)
@@ -94,10 +99,16 @@ func (s *shard) fail(i int, f finding.Finding) {
 func (s *shard) baseline(ctx workflow.Context) {
 	futures := make([]workflow.Future, len(s.in.Hosts))
 	for i, h := range s.in.Hosts {
+		if s.rows[i].Outcome != "" {
+			continue
+		}
 		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "baseline of "+h.Name, baselineLimit),
 			gpu.BaselineActivity, gpu.BaselineRequest{Node: h.Name})
 	}
 	for i, h := range s.in.Hosts {
+		if futures[i] == nil {
+			continue
+		}
 		var b gpu.Baseline
 		if err := futures[i].Get(ctx, &b); err != nil {
 			f := s.agentFailure(h.Name, "baseline", err)
@@ -175,7 +186,7 @@ func (s *shard) replace(ctx workflow.Context) error {
 
 // validate asks the agents of all replaced hosts for their verdict.
 func (s *shard) validate(ctx workflow.Context) {
-	limit := validationLimit(s.in.Level)
+	limit := gpunode.ValidationLimit(s.in.Level, nil)
 	futures := make([]workflow.Future, len(s.in.Hosts))
 	for i, h := range s.in.Hosts {
 		if s.rows[i].Outcome == tensorfusion.OutcomeFailed {
@@ -288,26 +299,10 @@ func (s *shard) agentFailure(node, what string, err error) finding.Finding {
 	if f, _, ok := finding.Of(err); ok {
 		return f
 	}
-	var app *temporal.ApplicationError
-	found := err.Error()
-	if errors.As(err, &app) {
-		found = app.Message()
-	}
 	return finding.Finding{
-		Object: "agent of host " + node, Expected: what, Found: found,
+		Object: "agent of host " + node, Expected: what, Found: message(err),
 		Next: "look at the agent's log on the host, then answer retry",
 	}
-}
-
-// validationLimit is the deadline of one validation by its depth.
-func validationLimit(l gpu.Level) time.Duration {
-	switch l {
-	case gpu.Stress:
-		return time.Hour
-	case gpu.Standard:
-		return 10 * time.Minute
-	}
-	return 2 * time.Minute
 }
 
 // naming is a short list of hosts for summaries.

@@ -237,11 +237,16 @@ func newHarness(t *testing.T, c *cluster, more ...map[string]any) *harness {
 	}
 	env.OnActivity(tensorfusion.ReplaceActivity, mock.Anything, mock.Anything).
 		AfterFn(func() time.Duration { return c.took }).Return(c.replace)
-	env.SetOnChildWorkflowStartedListener(func(*workflow.Info, workflow.Context, converter.EncodedValues) {
-		c.do(func() { c.away++; c.maxAway = max(c.maxAway, c.away) })
+	shard := func(i *workflow.Info) bool { return i.WorkflowType.Name == protocol.RolloutShard }
+	env.SetOnChildWorkflowStartedListener(func(i *workflow.Info, _ workflow.Context, _ converter.EncodedValues) {
+		if shard(i) {
+			c.do(func() { c.away++; c.maxAway = max(c.maxAway, c.away) })
+		}
 	})
-	env.SetOnChildWorkflowCompletedListener(func(*workflow.Info, converter.EncodedValue, error) {
-		c.do(func() { c.away-- })
+	env.SetOnChildWorkflowCompletedListener(func(i *workflow.Info, _ converter.EncodedValue, _ error) {
+		if shard(i) {
+			c.do(func() { c.away-- })
+		}
 	})
 	return h
 }

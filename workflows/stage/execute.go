@@ -32,7 +32,8 @@ type Stage struct {
 
 // Execute runs the stages in order. It returns nil, ErrAborted or
 // ErrRolledBack, or ErrContinueAsNew when a Do asked for it; whatever else
-// goes wrong parks inside; any other error is a mistake in the stages given.
+// goes wrong parks inside, or in an unattended run is returned as Failed; any
+// other error is a mistake in the stages given.
 // A stage that the run before a continue-as-new had finished is passed over.
 // Call it from the workflow's main coroutine; ctx carries values (activity
 // options), its cancellation is not heeded.
@@ -123,6 +124,11 @@ func (r *Run) runStage(ctx workflow.Context, st Stage, row int) error {
 			return r.unwind(ctx, row)
 		case errors.Is(err, ErrContinueAsNew):
 			return err
+		case r.o.Unattended:
+			r.rows[row].Note = clip(Explain(err).Found, maxNote)
+			r.finish(row, protocol.Aborted)
+			r.aborted, r.coming = true, nil
+			return &Failed{Stage: st.Name, Cause: err}
 		}
 		switch r.park(ctx, st, row, err) {
 		case protocol.Retry:

@@ -48,6 +48,24 @@ func TestParkedStageIsRetried(t *testing.T) {
 	assert.Equal(t, 2, r.Stages[0].Attempts)
 }
 
+func TestAnUnattendedRunEndsWhereItWouldPark(t *testing.T) {
+	w := newWorld(t, stage.Options{Unattended: true})
+	withStages(w,
+		stage.Stage{Name: "verify", Do: failing(w, stage.Parking("3 pods are Pending", "GPUs are missing", "free a node", nil))},
+		stage.Stage{Name: "next", Do: w.act("next", 0)})
+	w.cleanup = func(ctx workflow.Context) error { w.note(ctx, "cleanup"); return nil }
+	r := w.run()
+	assert.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	assert.Equal(t, []string{"0s try", "0s cleanup"}, w.journal)
+	assert.Equal(t, "3 pods are Pending", r.Stages[0].Note)
+	assert.Equal(t, protocol.Aborted, r.Stages[0].State)
+
+	cause := stage.Parking("3 pods are Pending", "", "free a node", nil)
+	failed := &stage.Failed{Stage: "verify", Cause: cause}
+	assert.ErrorIs(t, failed, stage.ErrAborted)
+	assert.Equal(t, "free a node", stage.Explain(failed).Helps)
+}
+
 func TestSkipOnlyWhereTheStageAllowsIt(t *testing.T) {
 	w := newWorld(t, stage.Options{})
 	withStages(w,

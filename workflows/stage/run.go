@@ -32,6 +32,19 @@ var (
 	ErrContinueAsNew = errors.New("the run continues as new")
 )
 
+// Failed is what Execute returns for an unattended run: the stage that could
+// not go on, and why. It is an ErrAborted too: the run was ended before its
+// end, by itself.
+type Failed struct {
+	Stage string
+	Cause error
+}
+
+func (f *Failed) Error() string { return "stage " + f.Stage + ": " + f.Cause.Error() }
+
+// Unwrap makes it an ErrAborted with a cause.
+func (f *Failed) Unwrap() []error { return []error{ErrAborted, f.Cause} }
+
 // Options of a run.
 type Options struct {
 	Kind, Cluster, Object string
@@ -45,6 +58,9 @@ type Options struct {
 	// Rollback undoes the run; nil refuses the verb. It runs as a stage named
 	// "rollback": its failure parks, ScopeOf(ctx) gives its Scope.
 	Rollback func(ctx workflow.Context) error
+	// Unattended: nobody looks at the run, whoever started it waits for its end
+	// only. A stage that can't go on ends it with Failed instead of parking.
+	Unattended bool
 	// Resume is the state of the run that continued as new.
 	Resume *State
 	// HasSearchAttributes says that the search attributes of the protocol

@@ -23,24 +23,23 @@ import (
 
 // settings are what an upgrade and a rollback have in common.
 type settings struct {
-	kind         string
-	cluster      string
-	release      tensorfusion.Release
-	intent       tensorfusion.Intent
-	policy       string
-	validation   Validation
-	acknowledge  []string
-	floating     []string
-	windows      []window.Spec
-	maxDuration  time.Duration
-	limits       Limits
-	rollouts     []Rollout
-	fixFirst     bool
-	planOnly     bool
-	parent       *protocol.Parent
-	rollback     func(ctx workflow.Context) error
-	holderOf     string                    // the parent's Lease holder, when it is the parent's
-	policyBefore []tensorfusion.PoolPolicy // as found before the parent's hold
+	kind        string
+	cluster     string
+	release     tensorfusion.Release
+	intent      tensorfusion.Intent
+	policy      string
+	validation  Validation
+	acknowledge []string
+	floating    []string
+	windows     []window.Spec
+	maxDuration time.Duration
+	limits      Limits
+	rollouts    []Rollout
+	fixFirst    bool
+	planOnly    bool
+	parent      *protocol.Parent
+	rollback    func(ctx workflow.Context) error
+	undo        *Answered // the upgrade that is undone by this run, its child
 }
 
 // engine walks one release from what it is to what the intent says. Its fields
@@ -65,7 +64,7 @@ type engine struct {
 	left     []string // what rollouts left half done
 	workers  bool     // workers are replaced by this run, or by the controller as forecast
 	rows     []rollout.HostRow
-	rolled   []string // GPUPools that a rollout went through
+	rolled   tensorfusion.Rolled // pools that rollouts went through
 	canary   map[string]string
 	after    tensorfusion.Versions
 	restored bool
@@ -105,9 +104,9 @@ func (e *engine) do(ctx workflow.Context, s *stage.Scope, name, summary string, 
 // lock takes the Lease; the rollback that answers an upgrade relies on its
 // parent's.
 func (e *engine) lock(ctx workflow.Context, s *stage.Scope) error {
-	if e.holderOf != "" {
+	if e.undo != nil {
 		var err error
-		e.holder = e.holderOf
+		e.holder = e.undo.Holder
 		e.scope, err = release.Identify(ctx, s, e.scope)
 		return err
 	}
@@ -121,7 +120,7 @@ func (e *engine) lock(ctx workflow.Context, s *stage.Scope) error {
 
 // unlock gives the Lease back, unless it is the parent's.
 func (e *engine) unlock() {
-	if e.holder != "" && e.holderOf == "" {
+	if e.holder != "" && e.undo == nil {
 		release.GiveBack(e.run, release.Lock{Scope: e.scope, Holder: e.holder})
 	}
 }
@@ -156,7 +155,7 @@ func rowsOf(fs []finding.Finding) string {
 func (e *engine) drift(ctx workflow.Context, s *stage.Scope, after string) error {
 	var r tensorfusion.DriftResult
 	if err := e.do(ctx, s, tensorfusion.DriftActivity, "compare UIDs after "+after, time.Minute, tensorfusion.DriftRequest{
-		Scope: e.scope, Snapshot: e.snapshot, Planned: e.touched, PlannedWorkers: e.workers,
+		Scope: e.scope, Snapshot: e.snapshot, Planned: e.touched, PlannedWorkers: e.workers, Allocations: e.upgraded.Revision == 0,
 	}, &r); err != nil {
 		return err
 	}

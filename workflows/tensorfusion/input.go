@@ -13,6 +13,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/mask"
 	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -21,9 +22,9 @@ import (
 
 // Components that a plan may roll.
 const (
-	Hypervisor = "hypervisor"
-	Worker     = "worker"
-	Client     = "client"
+	Hypervisor = rollout.Hypervisor
+	Worker     = rollout.Worker
+	Client     = rollout.Client
 )
 
 // UpgradeInput is the plan file of a TensorFusionUpgrade: one struct, one JSON
@@ -60,10 +61,13 @@ type UpgradeInput struct {
 type Rollout struct {
 	Component string `json:"component" jsonschema:"enum=hypervisor,enum=worker,enum=client"`
 	// Pools are entries of spec.gpuPools by name; empty means every pool.
-	Pools    []string               `json:"pools,omitempty"`
-	Strategy plan.Strategy          `json:"strategy,omitzero"`
-	Workers  *rollout.WorkerOptions `json:"workers,omitempty"`
-	Clients  *rollout.ClientOptions `json:"clients,omitempty"`
+	Pools    []string      `json:"pools,omitempty"`
+	Strategy plan.Strategy `json:"strategy,omitzero"`
+	// Prepare brings each host to a declared MIG or vGPU set-up before its
+	// hypervisor is replaced.
+	Prepare *gpunode.Prepare       `json:"prepare,omitempty"`
+	Workers *rollout.WorkerOptions `json:"workers,omitempty"`
+	Clients *rollout.ClientOptions `json:"clients,omitempty"`
 }
 
 // Validation says how a node and a pool are proven.
@@ -79,9 +83,9 @@ type Validation struct {
 
 // Validation modes.
 const (
-	ValidateAgent     = "agent"
-	ValidateCanaryJob = "canaryJob"
-	ValidateNone      = "none"
+	ValidateAgent     = rollout.ValidateAgent
+	ValidateCanaryJob = rollout.ValidateCanaryJob
+	ValidateNone      = rollout.ValidateNone
 )
 
 // Limits are deadlines of single steps.
@@ -125,6 +129,11 @@ type Answered struct {
 	Holder string                    `json:"holder"`
 	Policy []tensorfusion.PoolPolicy `json:"policy"`
 	Parent protocol.Parent           `json:"parent"`
+	// Revision, Pools and Youngest are the release, its pools and its youngest
+	// hypervisor pod as they were before anything was changed.
+	Revision int                 `json:"revision"`
+	Pools    []tensorfusion.Pool `json:"pools"`
+	Youngest time.Time           `json:"youngest,omitzero"`
 }
 
 // WithDefaults fills what the plan left out.
@@ -262,6 +271,7 @@ func orAll(pools []string) []string {
 }
 
 func (p *problems) rollout(path string, r Rollout) {
+	*p = append(*p, rollout.PrepareProblems(path+".prepare", r.Component, r.Prepare)...)
 	switch r.Component {
 	case Hypervisor:
 		*p = append(*p, r.Strategy.Validate(path+".strategy")...)

@@ -32,7 +32,7 @@ func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) 
 		fixFirst: true, planOnly: in.PlanOnly,
 	}
 	if in.Of != nil {
-		s.parent, s.holderOf, s.policyBefore = &in.Of.Parent, in.Of.Holder, in.Of.Policy
+		s.parent, s.undo = &in.Of.Parent, in.Of
 	}
 	e, err := open(ctx, s)
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *engine) beforeReturning() []stage.Stage {
 	}
 	if !e.planOnly {
 		stages = append(stages, stage.Stage{Name: "hold", Purpose: "switch auto update off, so that nothing rolls by itself",
-			Mutates: true, Estimate: e.limits.Hold.D(), Do: e.holdFirst})
+			Mutates: true, Estimate: e.limits.Hold.D(), Do: e.switchOff})
 	}
 	return append(stages, planning[1:]...)
 }
@@ -82,23 +82,6 @@ func (e *engine) inspect(ctx workflow.Context, s *stage.Scope) error {
 	e.intent.HypervisorImage = r.HypervisorImage
 	s.Note("revision %d: chart %s, controller %s, hypervisor %s; today's values stay for: %s", r.Revision,
 		r.Versions.Chart, r.Versions.Controller, tagOf(r.HypervisorImage), strings.Join(r.Substituted, ", "))
-	return nil
-}
-
-// holdFirst holds before there is a snapshot to compare with.
-func (e *engine) holdFirst(ctx workflow.Context, s *stage.Scope) error {
-	r, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{Scope: e.scope, Limit: e.limits.Hold.D()})
-	if err != nil {
-		return err
-	}
-	if !e.held {
-		e.before = r.Before
-	}
-	if e.policyBefore != nil {
-		e.before = e.policyBefore
-	}
-	e.held = true
-	s.Note("auto update off in %d pools, seen by every GPUPool after %s", len(r.Before), r.Waited.Round(100*time.Millisecond))
 	return nil
 }
 

@@ -135,3 +135,49 @@ func TestAChildRollbackKeepsTheParentsLeaseAndPolicy(t *testing.T) {
 	require.Equal(t, "parent", i.releases[0].Holder)
 	require.Equal(t, was, i.policies[0].Before)
 }
+
+// undoing is a rollback that an upgrade answered with before its pools were of
+// another template than h1.
+func undoing(revision int) RollbackInput {
+	in := rollbackInput()
+	in.Of = &Answered{
+		Holder: "parent", Policy: asFound, Parent: protocol.Parent{WorkflowID: "p", RunID: "r", Prefix: "rollback"},
+		Revision: revision, Pools: pools("h1"), Youngest: youngest,
+	}
+	return in
+}
+
+func TestARollbackKeepsTheHostsThatTheUpgradeNeverReached(t *testing.T) {
+	unsettled := undoing(1)
+	unsettled.Of.Pools = pools("")
+	for _, c := range []struct {
+		name string
+		in   RollbackInput
+		now  string // the template once the old controller is back
+		kept bool
+		warn bool
+	}{
+		{"the former template is back", undoing(1), "h1", true, false},
+		{"the controller makes pods otherwise now", undoing(1), "h2", false, true},
+		{"not every host was of its template before", unsettled, "h1", false, false},
+		{"another revision than the upgrade left", undoing(2), "h1", false, false},
+		{"started alone", rollbackInput(), "h1", false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i := newInstallation(t)
+			i.now = c.now
+			i.changes = []tensorfusion.ObjectChange{{Object: "TensorFusionCluster/tensor-fusion"}}
+			h := newHarness(t, i)
+			h.RegisterWorkflowWithOptions(Rollback, workflow.RegisterOptions{Name: protocol.TensorFusionRollback})
+			h.OnSignalExternalWorkflow("default-test-namespace", "p", "r", protocol.SignalReport, mock.Anything).Maybe().Return(nil)
+			h.at(time.Minute, func() { h.answer(protocol.Approve) })
+			r := h.run(protocol.TensorFusionRollback, c.in)
+			require.Equal(t, protocol.OutcomeDone, r.Outcome)
+			goal := i.rolled[0].Goal
+			require.Equal(t, helmBegan, goal.Since, "what the upgrade replaced is replaced again")
+			require.Equal(t, c.kept, goal.Kept.Equal(youngest))
+			require.Equal(t, c.kept || c.warn, len(i.undone) > 0, "the hold's change of the template goes with it")
+			require.Equal(t, c.warn, strings.Contains(strings.Join(r.Warnings, " "), "every host is replaced"), r.Warnings)
+		})
+	}
+}

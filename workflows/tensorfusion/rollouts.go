@@ -70,6 +70,9 @@ func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.Planne
 	if e.templatesChange() { // no pod that is there now is of the new template
 		goal.Since = workflow.Now(ctx)
 	}
+	if e.keepsHosts() { // but of the one that comes back
+		goal.Kept = e.undo.Youngest
+	}
 	var out []protocol.PlannedBatch
 	for _, t := range ts {
 		if t.Component != Hypervisor {
@@ -109,8 +112,8 @@ func (e *engine) templatesChange() bool {
 // controller that now leads makes them in the same way.
 func settled(before, now []tensorfusion.Pool) bool {
 	return len(before) > 0 && !slices.ContainsFunc(before, func(p tensorfusion.Pool) bool {
-		return p.Template == "" || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
-			return n.Name == p.Name && n.Template == p.Template
+		return !p.Settled || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
+			return n.Name == p.Name && n.Hash == p.Hash
 		})
 	})
 }
@@ -159,7 +162,7 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 		return workflow.ExecuteChildWorkflow(ctx, protocol.Rollout, rollout.Input{
 			Scope: e.scope, Component: t.Component, Pool: t.pool.Name, Entry: t.pool.Entry,
 			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level,
-			Windows: e.windows, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
+			Windows: e.windows, Prepare: t.Prepare, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
 		})
 	}, &result)
 	if result.Outcome != "" { // an aborted rollout has hosts behind it too
@@ -181,10 +184,16 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 
 // take merges a rollout's rows into the run.
 func (e *engine) take(t target, r rollout.Result) {
-	if t.Component == Worker {
+	switch t.Component {
+	case Worker:
 		e.workers = true
-	}
-	if t.Component != Hypervisor {
+		e.rolled.Workers = union(e.rolled.Workers, t.pool.Name)
+		return
+	case Client:
+		e.rolled.Clients = union(e.rolled.Clients, t.pool.Name)
+		for _, p := range r.LeftClients {
+			e.rolled.Left = union(e.rolled.Left, p.Namespace+"/"+p.Name)
+		}
 		return
 	}
 	for _, h := range r.Hosts {
@@ -193,9 +202,14 @@ func (e *engine) take(t target, r rollout.Result) {
 			e.canary[t.pool.Name] = h.Name
 		}
 	}
-	if !slices.Contains(e.rolled, t.pool.Name) {
-		e.rolled = append(e.rolled, t.pool.Name)
+	e.rolled.Hypervisors = union(e.rolled.Hypervisors, t.pool.Name)
+}
+
+func union(names []string, name string) []string {
+	if slices.Contains(names, name) {
+		return names
 	}
+	return append(names, name)
 }
 
 // record keeps one row per host. A rollout that ran again finds on target what

@@ -63,7 +63,7 @@ func (e *engine) settled(ctx workflow.Context, s *stage.Scope) error {
 		e.pre = tensorfusion.PreflightResult{}
 		if err := e.do(ctx, s, tensorfusion.PreflightActivity, "preflight of "+e.release.Name, 5*time.Minute,
 			tensorfusion.PreflightRequest{
-				Scope: e.scope, Intent: e.intent, Acknowledged: e.acknowledge, AcceptedFloating: e.floating,
+				Scope: e.scope, Intent: e.intent, Acknowledged: e.acknowledge, AcceptedFloating: e.floating, Policy: e.policy,
 			}, &e.pre); err != nil {
 			return err
 		}
@@ -187,6 +187,14 @@ func (e *engine) changing() []stage.Stage {
 }
 
 func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
+	if err := e.switchOff(ctx, s); err != nil {
+		return err
+	}
+	return e.drift(ctx, s, "hold")
+}
+
+// switchOff holds and keeps the policy as it was found first.
+func (e *engine) switchOff(ctx workflow.Context, s *stage.Scope) error {
 	r, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{
 		Scope: e.scope, Limit: e.limits.Hold.D(), Nudge: e.pre.NeedsNudge,
 	})
@@ -196,12 +204,12 @@ func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
 	if !e.held && len(r.Before) > 0 {
 		e.before = r.Before
 	}
-	if e.policyBefore != nil {
-		e.before = e.policyBefore
+	if e.undo != nil {
+		e.before = e.undo.Policy
 	}
 	e.held = true
 	s.Note("auto update off in %d pools, seen by every GPUPool after %s", len(r.Before), r.Waited.Round(100*time.Millisecond))
-	return e.drift(ctx, s, "hold")
+	return nil
 }
 
 // assertHold proves before a dangerous step that nobody switched auto update
@@ -266,11 +274,14 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.assertHold(ctx, s, "the Helm step"); err != nil {
 		return err
 	}
+	if err := e.drift(ctx, s, "the wait for the Helm step"); err != nil {
+		return err
+	}
 	if forecastsWorkers(e.diff.Forecast) { // and the gate was approved
 		e.workers = true
-	}
-	if e.goal.Since.IsZero() {
-		e.goal.Since = workflow.Now(ctx)
+		for _, p := range e.pre.Pools {
+			e.rolled.Workers = union(e.rolled.Workers, p.Name)
+		}
 	}
 	if err := e.do(ctx, s, tensorfusion.ReleaseActivity, "helm upgrade "+e.release.Name, e.limits.Release.D(), tensorfusion.ReleaseRequest{
 		Scope: e.scope, Intent: e.intent, FromRevision: e.pre.Source.Revision, Holder: e.holder, Limit: e.limits.Release.D(),
@@ -279,30 +290,53 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	}
 	// What a run before this one has rolled to the same revision is not rolled
 	// again.
-	if e.upgraded.Already && e.upgraded.Deployed.Before(e.goal.Since) {
-		e.goal.Since = e.upgraded.Deployed
+	e.goal.Since = e.upgraded.Deployed
+	returning, err := e.undoNudge(ctx, s)
+	if err != nil {
+		return err
 	}
 	var c tensorfusion.ControllerResult
 	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
-		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, Limit: e.limits.Controller.D(),
+		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, Limit: e.limits.Controller.D(), Return: returning,
 	}, &c); err != nil {
 		return err
 	}
-	// What changed unplanned is drift's to tell: it takes a new reference, so
-	// that a retry can go on.
-	sound := slices.DeleteFunc(c.Checks, func(c tensorfusion.Check) bool { return c.Row == "P12" })
-	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", sound); err != nil {
+	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks); err != nil {
 		return err
 	}
-	// A pod of a template that did not change is proven whatever its age.
-	if !e.templatesChange() && settled(e.pre.Pools, c.Pools) {
-		e.goal.Since = time.Time{}
+	switch {
+	case !e.templatesChange() && settled(e.pre.Pools, c.Pools):
+		e.goal.Since = time.Time{} // a pod of a template that did not change is proven whatever its age
+	case returning != nil && settled(returning, c.Pools):
+		e.goal.Kept = e.undo.Youngest
+	case returning != nil:
+		e.run.Warn("the controller shows another hypervisor template than before the upgrade: every host is replaced, also those that the upgrade had not reached")
 	}
 	s.Note("revision %d (%s), controller %s with %d replicas, leader %s", e.upgraded.Revision, e.upgraded.Chart, tagOf(c.Image), c.Replicas, c.Leader)
 	if err := e.assertHold(ctx, s, "the rollouts"); err != nil {
 		return err
 	}
 	return e.drift(ctx, s, "helm")
+}
+
+// undoNudge takes back what the undone upgrade's hold changed in the hypervisor
+// template, and returns the pools as they were when hosts of before that change
+// may stay as they are; nil when none may.
+func (e *engine) undoNudge(ctx workflow.Context, s *stage.Scope) ([]tensorfusion.Pool, error) {
+	if !e.keepsHosts() {
+		return nil, nil
+	}
+	_, err := release.Hold(ctx, s, "take the hold's change of the hypervisor template back", tensorfusion.HoldRequest{
+		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true, Undo: e.before,
+	})
+	return e.undo.Pools, err
+}
+
+// keepsHosts: the revision that comes back is the one the undone upgrade left,
+// and then every pod was of its pool's template.
+func (e *engine) keepsHosts() bool {
+	return e.undo != nil && e.undo.Revision == e.intent.Chart.Revision &&
+		!slices.ContainsFunc(e.undo.Pools, func(p tensorfusion.Pool) bool { return !p.Settled })
 }
 
 func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
@@ -334,7 +368,7 @@ func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
 func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
 	var r tensorfusion.VerifyResult
 	if err := e.do(ctx, s, tensorfusion.VerifyActivity, "verify "+e.release.Name, e.limits.Verify.D(), tensorfusion.VerifyRequest{
-		Scope: e.scope, Goal: e.goal, Snapshot: e.snapshot, Rolled: e.rolled, Limit: e.limits.Verify.D(),
+		Scope: e.scope, Goal: e.goal, Snapshot: e.snapshot, Rolled: e.rolled, Limit: e.limits.Verify.D(), Endpoint: true,
 	}, &r); err != nil {
 		return err
 	}
@@ -346,12 +380,12 @@ func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
 		s.Note("%d checks met; no CUDA call in a workload, as acknowledged (T20)", met(r.Checks))
 		return nil
 	}
-	for _, pool := range e.rolled {
+	for _, pool := range e.rolled.Hypervisors {
 		if err := e.canaryJob(ctx, s, pool); err != nil {
 			return err
 		}
 	}
-	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(e.rolled))
+	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(e.rolled.Hypervisors))
 	return nil
 }
 

@@ -89,8 +89,11 @@ func (e *engine) answerRollback(ctx workflow.Context, in UpgradeInput) error {
 		back := RollbackInput{
 			Cluster: in.Cluster, Release: in.Release, Revision: e.pre.Source.Revision,
 			Policy: in.Policy, Validation: in.Validation, Acknowledge: in.Acknowledge, AcceptFloating: in.AcceptFloating,
-			Windows: in.Windows, Limits: in.Limits,
-			Of: &Answered{Holder: e.holder, Policy: e.before, Parent: parent},
+			Limits: in.Limits, // and no windows: who answers rollback wants it now
+			Of: &Answered{
+				Holder: e.holder, Policy: e.before, Parent: parent,
+				Revision: e.pre.Source.Revision, Pools: e.pre.Pools, Youngest: e.pre.Snapshot.Youngest,
+			},
 		}
 		for _, r := range in.Rollouts {
 			if r.Component == Hypervisor {

@@ -28,7 +28,7 @@ func TestUpgradeGoesThroughItsStagesInTheGuidesOrder(t *testing.T) {
 		"Hold nudge=true", "CheckDrift",
 		"Backup", "CheckDrift",
 		"Hold assert", "ApplyCRDs", "CheckDrift",
-		"Hold assert", "UpgradeRelease", "AwaitController", "Hold assert", "CheckDrift",
+		"Hold assert", "CheckDrift", "UpgradeRelease", "AwaitController", "Hold assert", "CheckDrift",
 		"Hold assert", "rollout hypervisor shared", "CheckDrift",
 		"Hold assert", "rollout hypervisor training", "CheckDrift",
 		"SetPolicy restore", "CheckDrift",
@@ -166,8 +166,7 @@ func TestAnOpenCheckParksAtOnceAndRetryRunsAllAgain(t *testing.T) {
 
 func TestDriftParksAndRetryTakesTheNewReference(t *testing.T) {
 	i := newInstallation(t)
-	i.drift["4"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // after helm
-	i.controller = []tensorfusion.Check{unmet("P12", finding.Stop)}
+	i.drift["5"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // after helm
 	h := newHarness(t, i)
 	h.at(time.Minute, func() {
 		w := h.waits(protocol.WaitParked, "helm")
@@ -194,7 +193,6 @@ func TestABrokenHoldParksBeforeTheStep(t *testing.T) {
 func TestWhatTheControllerRollsByItselfIsAskedForBeforeHelm(t *testing.T) {
 	i := newInstallation(t)
 	i.forecast = []finding.Finding{{Row: "P11", Object: "TensorFusionWorkload/apps/chat", Found: "its 2 workers are deleted together"}}
-	i.controller = []tensorfusion.Check{unmet("P12", finding.Stop)} // the workers, as forecast
 	h := newHarness(t, i)
 	h.at(time.Minute, func() {
 		require.Contains(t, h.waits(protocol.WaitApproval, "helm").Found, "TensorFusionWorkload/apps/chat")
@@ -203,13 +201,15 @@ func TestWhatTheControllerRollsByItselfIsAskedForBeforeHelm(t *testing.T) {
 		h.answer(protocol.Approve)
 	})
 	require.Equal(t, protocol.OutcomeDone, h.upgrade(upgradeInput()).Outcome)
-	require.False(t, i.drifts[2].PlannedWorkers, "before the Helm step no worker may change")
-	require.True(t, i.drifts[3].PlannedWorkers, "after it they change as approved")
+	require.False(t, i.drifts[3].PlannedWorkers, "before the Helm step no worker may change")
+	require.True(t, i.drifts[3].Allocations, "the last count before the controller restarts")
+	require.True(t, i.drifts[4].PlannedWorkers, "after it they change as approved")
+	require.False(t, i.drifts[4].Allocations)
 }
 
 func TestAbortListsWhatIsLeftBehind(t *testing.T) {
 	i := newInstallation(t)
-	i.drift["5"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // after the first pool
+	i.drift["6"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // after the first pool
 	h := newHarness(t, i)
 	h.at(time.Minute, func() {
 		h.waits(protocol.WaitParked, "rollout.hypervisor.shared")
@@ -231,7 +231,7 @@ func TestAbortListsWhatIsLeftBehind(t *testing.T) {
 
 func TestARolloutThatRunsAgainKeepsOneRowPerHost(t *testing.T) {
 	i := newInstallation(t)
-	i.drift["5"] = []finding.Finding{{Row: "P12", Object: "worker Pod/apps/x", Found: "gone"}}
+	i.drift["6"] = []finding.Finding{{Row: "P12", Object: "worker Pod/apps/x", Found: "gone"}}
 	h := newHarness(t, i)
 	h.at(time.Minute, func() { h.answer(protocol.Retry) })
 	require.Equal(t, protocol.OutcomeDone, h.upgrade(upgradeInput()).Outcome)
@@ -264,7 +264,7 @@ func TestPodsOfAnUnchangedTemplateAreProvenWhateverTheirAge(t *testing.T) {
 
 func TestDriftAfterThePolicyParksWithAutoUpdateOff(t *testing.T) {
 	i := newInstallation(t)
-	i.drift["7"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // the controller's work
+	i.drift["8"] = []finding.Finding{{Row: "P12", Object: "hypervisor of gpu-1", Found: "another UID"}} // the controller's work
 	h := newHarness(t, i)
 	h.at(time.Minute, func() {
 		h.waits(protocol.WaitParked, "policy")

@@ -41,6 +41,8 @@ type installation struct {
 	taken         bool
 	checks        [][]tensorfusion.Check // of each preflight in turn, the last one for ever
 	noChange      bool
+	returning     []tensorfusion.Pool
+	undone        []tensorfusion.PoolPolicy
 	template      string // of every pool, as preflight and the new controller see it
 	now           string
 	changes       []tensorfusion.ObjectChange
@@ -65,6 +67,12 @@ func newInstallation(t *testing.T) *installation {
 		rollbackEnd: protocol.Receipt{Outcome: protocol.OutcomeDone, After: map[string]string{"controller": "2.16.3"}, LeftBehind: []string{"CRDs stay"}}}
 }
 
+// helmBegan and youngest are times by the cluster's clock.
+var (
+	helmBegan = time.Date(2026, 11, 2, 8, 0, 30, 0, time.UTC)
+	youngest  = time.Date(2026, 11, 2, 7, 0, 0, 0, time.UTC)
+)
+
 var asFound = []tensorfusion.PoolPolicy{{Pool: "tf-shared", AutoHypervisor: true}, {Pool: "tf-training", AutoHypervisor: true, AutoWorker: true}}
 
 // record notes a call by the activity's short name.
@@ -73,11 +81,13 @@ func (i *installation) record(name string, args ...string) {
 	i.log = append(i.log, strings.TrimSpace(short+" "+strings.Join(args, " ")))
 }
 
+// pools are of that template; without one the controller has not settled them.
 func pools(template string) []tensorfusion.Pool {
+	settled := template != ""
 	return []tensorfusion.Pool{
-		{Name: "tf-shared", Entry: "shared", Nodes: 2, Template: template},
-		{Name: "tf-training", Entry: "training", Nodes: 1, Template: template},
-		{Name: "tf-empty", Entry: "empty", Template: template},
+		{Name: "tf-shared", Entry: "shared", Nodes: 2, Hash: template, Settled: settled},
+		{Name: "tf-training", Entry: "training", Nodes: 1, Hash: template, Settled: settled},
+		{Name: "tf-empty", Entry: "empty", Hash: template, Settled: settled},
 	}
 }
 
@@ -96,7 +106,7 @@ func (i *installation) preflight(_ context.Context, r tensorfusion.PreflightRequ
 		Source: tensorfusion.Versions{Chart: "1.8.6", Controller: "2.16.3", Hypervisor: oldImage, Revision: i.revision},
 		Target: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage},
 		Intent: intent, Checks: checks, Pools: pools(i.template), Policy: asFound, NoChange: i.noChange, NeedsNudge: true,
-		Snapshot: tensorfusion.Snapshot{Hypervisors: map[string]string{"gpu-1": "uid-1"}, GPUs: 16},
+		Snapshot: tensorfusion.Snapshot{Hypervisors: map[string]string{"gpu-1": "uid-1"}, GPUs: 16, Youngest: youngest},
 		Goal:     tensorfusion.Goal{HypervisorImage: newImage, PodName: "tf-hypervisor-"},
 	}, nil
 }
@@ -104,6 +114,7 @@ func (i *installation) preflight(_ context.Context, r tensorfusion.PreflightRequ
 func (i *installation) hold(_ context.Context, r tensorfusion.HoldRequest) (tensorfusion.HoldResult, error) {
 	if r.Assert {
 		i.record(tensorfusion.HoldActivity, "assert")
+		i.undone = append(i.undone, r.Undo...)
 		out := tensorfusion.HoldResult{Broken: i.broken}
 		i.broken = nil
 		return out, nil
@@ -201,10 +212,11 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.ReleaseActivity: func(_ context.Context, r tensorfusion.ReleaseRequest) (tensorfusion.ReleaseResult, error) {
 			i.record(tensorfusion.ReleaseActivity)
 			i.releases = append(i.releases, r)
-			return tensorfusion.ReleaseResult{Revision: i.revision + 1, Chart: "1.8.7"}, nil
+			return tensorfusion.ReleaseResult{Revision: i.revision + 1, Chart: "1.8.7", Deployed: helmBegan}, nil
 		},
-		tensorfusion.AwaitControllerActivity: func(context.Context, tensorfusion.ControllerRequest) (tensorfusion.ControllerResult, error) {
+		tensorfusion.AwaitControllerActivity: func(_ context.Context, r tensorfusion.ControllerRequest) (tensorfusion.ControllerResult, error) {
 			i.record(tensorfusion.AwaitControllerActivity)
+			i.returning = r.Return
 			return tensorfusion.ControllerResult{Image: "controller:2.17.0", Replicas: 2, Leader: "c-0", Checks: i.controller, Pools: pools(i.now)}, nil
 		},
 		tensorfusion.PolicyActivity: func(_ context.Context, r tensorfusion.PolicyRequest) (tensorfusion.PolicyResult, error) {
@@ -216,7 +228,7 @@ func (i *installation) activities() map[string]any {
 			return tensorfusion.PolicyResult{After: r.Before}, nil
 		},
 		tensorfusion.VerifyActivity: func(_ context.Context, r tensorfusion.VerifyRequest) (tensorfusion.VerifyResult, error) {
-			i.record(tensorfusion.VerifyActivity, strings.Join(r.Rolled, ","))
+			i.record(tensorfusion.VerifyActivity, strings.Join(r.Rolled.Hypervisors, ","))
 			return tensorfusion.VerifyResult{After: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage}}, nil
 		},
 		tensorfusion.CanaryJobActivity: func(_ context.Context, r tensorfusion.CanaryJobRequest) (tensorfusion.CanaryJobResult, error) {

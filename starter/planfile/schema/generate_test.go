@@ -12,11 +12,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/invopop/jsonschema"
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/starter/planfile"
+	"github.com/refit-run/refit/starter/run"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -32,6 +35,7 @@ func TestSchemasAreThoseOfTheInputStructs(t *testing.T) {
 		protocol.TensorFusionUpgrade:  tensorfusion.UpgradeInput{},
 		protocol.TensorFusionRollback: tensorfusion.RollbackInput{},
 		protocol.Rollout:              rollout.Input{},
+		protocol.GPUNode:              gpunode.Input{},
 	}
 	for name, input := range inputs {
 		t.Run(name, func(t *testing.T) {
@@ -115,6 +119,8 @@ func mapped(t reflect.Type) *jsonschema.Schema {
 	switch t {
 	case reflect.TypeFor[window.Duration]():
 		return &jsonschema.Schema{Type: "string", Pattern: planfile.DurationPattern, Description: "a duration with a unit, for example 90s, 5m or 2h"}
+	case reflect.TypeFor[time.Duration]():
+		return &jsonschema.Schema{Type: "integer", Description: "nanoseconds: 600000000000 is ten minutes"}
 	case reflect.TypeFor[plan.Gates]():
 		return words(plan.GateAfterCanary, plan.GateEachBatch, plan.GateNone)
 	case reflect.TypeFor[plan.Order]():
@@ -172,4 +178,44 @@ entry: shared
 	require.NoError(t, err)
 	require.Equal(t, "Rollout.prod.tf.client.shared", p.ID())
 	require.Nil(t, p.Planned)
+}
+
+// TestAGPUNodePlanHasAnIDAndAPlanStage reads the example.
+func TestAGPUNodePlanHasAnIDAndAPlanStage(t *testing.T) {
+	content, err := os.ReadFile("../../../examples/gpu-node.yaml")
+	require.NoError(t, err)
+	p, err := planfile.Load(Kinds(), "plan.yaml", content, []string{"node=gpu-7"})
+	require.NoError(t, err)
+	require.Equal(t, "GPUNode.sandbox.gpu-7", p.ID())
+	in := p.Planned().(gpunode.Input)
+	require.True(t, in.PlanOnly)
+	require.Contains(t, in.Prepare.MIG.Config, "1g.10gb: 7")
+	require.False(t, p.Input.(gpunode.Input).PlanOnly)
+}
+
+// TestASetUpThatMakesNoSenseHasItsPlace puts a set-up where it can't be
+// carried out, empties one, and takes its time away.
+func TestASetUpThatMakesNoSenseHasItsPlace(t *testing.T) {
+	content, err := os.ReadFile("../../../examples/tensorfusion-upgrade-prepare.yaml")
+	require.NoError(t, err)
+	for set, want := range map[string]string{
+		"rollouts[0].component=client":          `rollouts[0].prepare is set for component "client"`,
+		"rollouts[0].prepare.limit=0s":          "rollouts[0].prepare.limit is 0s: want a positive duration",
+		"rollouts[0].prepare.limit=-5m":         "rollouts[0].prepare.limit",
+		"rollouts[0].prepare.mig.config=\" \"":  "rollouts[0].prepare.mig.config is empty",
+		"rollouts[0].prepare.mig.allowRest=yes": `did you mean "allowReset"?`,
+	} {
+		_, err = planfile.Load(Kinds(), "plan.yaml", content, []string{set})
+		require.ErrorContains(t, err, want, set)
+	}
+	empty := regexp.MustCompile(`(?s)    prepare:\n.*?      limit: 15m\n`).ReplaceAllString(string(content), "    prepare: {}\n")
+	_, err = planfile.Load(Kinds(), "plan.yaml", []byte(empty), nil)
+	require.ErrorContains(t, err, "rollouts[0].prepare declares neither mig nor vgpu")
+}
+
+// TestWhatCanBeStartedIsListed keeps runs of every kind findable.
+func TestWhatCanBeStartedIsListed(t *testing.T) {
+	for _, k := range Kinds() {
+		require.Contains(t, run.Kinds, k.Name)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/refit-run/refit/starter/planfile"
+	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -25,6 +26,7 @@ func Kinds() []planfile.Kind {
 		{Name: protocol.TensorFusionUpgrade, Schema: file(protocol.TensorFusionUpgrade), Read: upgrade},
 		{Name: protocol.TensorFusionRollback, Schema: file(protocol.TensorFusionRollback), Read: rollback},
 		{Name: protocol.Rollout, Schema: file(protocol.Rollout), Read: alone},
+		{Name: protocol.GPUNode, Schema: file(protocol.GPUNode), Read: node},
 	}
 }
 
@@ -89,6 +91,25 @@ func alone(doc []byte) (planfile.Plan, error) {
 		Summary: fmt.Sprintf("roll the %ss of pool %s in %s", in.Component, entry, in.Scope.Target.Cluster),
 		Input:   in,
 		Rules:   rules(in.Validate()),
+	}, nil
+}
+
+func node(doc []byte) (planfile.Plan, error) {
+	var in gpunode.Input
+	if err := json.Unmarshal(doc, &in); err != nil {
+		return planfile.Plan{}, err
+	}
+	what := "validate"
+	if in.Prepare != nil {
+		what = "prepare and validate"
+	}
+	return planfile.Plan{
+		Cluster: in.Target.Cluster,
+		Object:  in.Node,
+		Summary: fmt.Sprintf("%s the GPUs of node %s in %s", what, in.Node, in.Target.Cluster),
+		Input:   in,
+		Rules:   rules(in.Validate()),
+		Planned: func() any { p := in; p.PlanOnly = true; return p },
 	}, nil
 }
 

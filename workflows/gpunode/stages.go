@@ -1,0 +1,200 @@
+package gpunode
+
+import (
+	"fmt"
+	"strings"
+
+	"go.temporal.io/sdk/workflow"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/node"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+func (r *run) prepareRequest(planOnly bool) gpu.PrepareRequest {
+	p := r.in.Prepare
+	return gpu.PrepareRequest{Node: r.in.Node, MIG: p.MIG, VGPU: p.VGPU, PlanOnly: planOnly, Deadline: p.Limit.D()}
+}
+
+func (r *run) plan(ctx workflow.Context, s *stage.Scope) error {
+	var out gpu.PrepareResult
+	err := r.ask(ctx, s, gpu.PrepareActivity, "plan the set-up of", callLimit, r.prepareRequest(true), &out)
+	if f, class, ok := finding.Of(err); ok && class == finding.Wait && !r.in.PlanOnly {
+		// Busy now, before the node is cordoned, is no reason to stop.
+		s.Note("busy now: %s", f.Found)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.out.Planned = &out
+	s.Note("%s", words(out.Actions))
+	return nil
+}
+
+// planned is the agent's plan as the command line and the receipt show it.
+func planned(p *gpu.PrepareResult) *protocol.Plan {
+	if p == nil {
+		return nil
+	}
+	out := &protocol.Plan{}
+	for _, a := range p.Actions {
+		out.Changes = append(out.Changes, protocol.PlannedChange{Action: a.What, Object: "GPU " + a.Device})
+	}
+	for _, n := range p.Needs {
+		out.Changes = append(out.Changes, protocol.PlannedChange{Action: "a " + n.Kind + ": " + n.Why, Object: "GPU " + n.Device})
+	}
+	return out
+}
+
+// words is a list of actions in one line.
+func words(actions []gpu.Action) string {
+	if len(actions) == 0 {
+		return "nothing to do"
+	}
+	list := make([]string, len(actions))
+	for i, a := range actions {
+		list[i] = a.Device + " " + a.What
+	}
+	return fmt.Sprintf("%d actions: %s", len(actions), strings.Join(list, "; "))
+}
+
+func (r *run) keepOff(ctx workflow.Context, s *stage.Scope) error {
+	r.held = true // also when only the reply is lost
+	out, err := r.onNode(ctx, s, node.KeepOffActivity, "keep foreign automation off")
+	if err != nil {
+		return err
+	}
+	r.uid = out.UID
+	s.Note("label %s=false (before: %s)", node.ManagedLabel, out.Before)
+	return nil
+}
+
+func (r *run) cordon(ctx workflow.Context, s *stage.Scope) error {
+	r.cordoned = true
+	out, err := r.onNode(ctx, s, node.CordonActivity, "cordon")
+	if err != nil {
+		return err
+	}
+	if out.Foreign {
+		r.cordoned = false
+		r.Warn(fmt.Sprintf("Node %s was cordoned by somebody else: it stays so after this run", r.in.Node))
+	}
+	return nil
+}
+
+func (r *run) takeBaseline(ctx workflow.Context, s *stage.Scope) error {
+	var b gpu.Baseline
+	if err := r.ask(ctx, s, gpu.BaselineActivity, "baseline of", baselineLimit, gpu.BaselineRequest{Node: r.in.Node}, &b); err != nil {
+		return err
+	}
+	r.baseline = &b
+	s.Note("%d GPUs, driver %s", len(b.Devices), b.Driver)
+	return nil
+}
+
+func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
+	r.begun = true
+	var out gpu.PrepareResult
+	err := r.ask(ctx, s, gpu.PrepareActivity, "prepare", r.in.Prepare.Limit.D(), r.prepareRequest(false), &out)
+	if err != nil {
+		// What was done before is not told: take it that modes have changed.
+		r.changedMIG = r.changedMIG || r.in.Prepare.MIG != nil
+		return err
+	}
+	r.changedMIG = r.changedMIG || out.ChangedMIG()
+	if before := r.out.Prepared; before != nil {
+		out.Actions = append(before.Actions, out.Actions...)
+	}
+	r.out.Prepared = &out
+	s.Note("%s", words(out.Actions))
+	if len(out.Needs) == 0 {
+		return nil
+	}
+	var found []finding.Finding
+	kinds := map[string]bool{}
+	for _, n := range out.Needs {
+		found = append(found, finding.Finding{Object: "GPU " + n.Device, Expected: "no " + n.Kind + " needed", Found: n.Why})
+		kinds[n.Kind] = true
+	}
+	helps := "reset the GPU (nvidia-smi --gpu-reset, with no client on it) or reboot the host, then answer retry: the set-up goes on from there"
+	if kinds[gpu.NeedsReboot] {
+		helps = "reboot the host, then answer retry: the set-up goes on from there"
+	}
+	return stage.Parking(fmt.Sprintf("node %s: %s", r.in.Node, out.Needs[0].Why),
+		"the host is not as declared before that; the plan does not allow it, or it did not help", helps, nil, found...)
+}
+
+func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
+	// A person who repairs the host most likely reboots it, which takes MIG
+	// instances and vGPUs away: bring them back before it is judged again.
+	if r.out.Validation != nil && r.in.Prepare != nil {
+		if err := r.prepare(ctx, s); err != nil {
+			return err
+		}
+	}
+	limit := ValidationLimit(r.in.Level, r.in.Expect)
+	baseline := r.baseline
+	if baseline != nil && r.changedMIG {
+		b := baseline.WithoutMIG()
+		baseline = &b
+	}
+	var out gpu.Result
+	err := r.ask(ctx, s, gpu.ValidateActivity, "validate", limit, gpu.ValidateRequest{
+		Node: r.in.Node, Level: r.in.Level, Baseline: baseline, Deadline: limit, Expect: r.in.Expect,
+	}, &out)
+	if err != nil {
+		return err
+	}
+	r.out.Validation = &out
+	s.Note("verdict %s, %d rows passed", out.Verdict, out.Passed)
+	switch {
+	case out.Verdict == gpu.Pass:
+		r.proven = true
+		return nil
+	case out.Verdict == gpu.Degraded && !r.in.Strict:
+		r.proven = true
+		r.Warn(fmt.Sprintf("Node %s is degraded: %s", r.in.Node, failed(out)[0]))
+		return nil
+	}
+	helps := "repair the host, then answer retry: it is validated again"
+	if out.Verdict == gpu.ResetNeeded {
+		helps = "reset the GPU or reboot the host, then answer retry"
+	}
+	found := failed(out)
+	return stage.Parking(fmt.Sprintf("node %s: verdict %s: %s", r.in.Node, out.Verdict, found[0]),
+		"a host that is not proven must take no workload: it stays as it is now", helps, nil, found...)
+}
+
+// failed are the rows that did not pass, at least one.
+func failed(r gpu.Result) []finding.Finding {
+	var out []finding.Finding
+	for _, c := range r.Checks {
+		if c.OK || c.Severity == gpu.Info {
+			continue
+		}
+		f := finding.Finding{Object: strings.TrimSpace(c.Name + " " + c.Device), Expected: c.Expected, Found: c.Found, Next: c.Hint}
+		if c.Skipped != "" {
+			f.Found = "not answered: " + c.Skipped
+		}
+		out = append(out, f)
+	}
+	if len(out) == 0 {
+		out = append(out, finding.Finding{Object: "verdict", Found: string(r.Verdict) + " without a row that says why", Next: "look at the agent's log on the host"})
+	}
+	return out
+}
+
+func (r *run) uncordon(ctx workflow.Context, s *stage.Scope) error {
+	if !r.cordoned {
+		s.Note("the cordon is somebody else's: left")
+		return nil
+	}
+	if _, err := r.onNode(ctx, s, node.UncordonActivity, "uncordon"); err != nil {
+		return err
+	}
+	r.cordoned = false
+	return nil
+}
