@@ -24,7 +24,8 @@ const (
 	Stress   Level = "stress"
 )
 
-// Verdict is the outcome of a validation, from best to worst.
+// Verdict is the outcome of a validation. From best to worst: pass, degraded,
+// unproven, resetNeeded, unfit.
 type Verdict string
 
 const (

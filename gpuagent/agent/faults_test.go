@@ -3,8 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +48,7 @@ func TestAFaultOfAGPUIsFoundThroughTheRealBinding(t *testing.T) {
 		{"compute mode", []string{"gpu.1.compute.mode", "2"}, "compute mode", gpu.Fatal, "PROHIBITED", gpu.Unfit},
 		{"link down", []string{"gpu.1.nvlink.3.up", "0"}, "NVLink up", gpu.Fatal, "down: 3", gpu.Unfit},
 		{"link replay", []string{"gpu.1.nvlink.3.replay", "2"}, "NVLink errors", gpu.Fatal, "2 new", gpu.Unfit},
+		{"recovery of an NVLink 5 link", []string{"gpu.1.nvlink.generation", "5", "gpu.1.field.215.3", "1"}, "NVLink errors", gpu.Fatal, "1 new", gpu.Unfit},
 		{"fabric not started", []string{"gpu.1.fabric.state", "1"}, "fabric", gpu.Fatal, "NOT_STARTED", gpu.Unfit},
 		{"VBIOS changed", []string{"gpu.1.vbios", "1.2.3"}, "VBIOS", gpu.Warn, "1.2.3", gpu.Degraded},
 		{"UUID changed", []string{"gpu.1.uuid", "GPU-00000000-0000-4000-8000-00000000ffff"}, "device set", gpu.Fatal, "missing", gpu.Unfit},
@@ -127,9 +130,61 @@ func TestAHangInTheKernelLaunchIsKilledAndTheOtherGPUIsStillProven(t *testing.T)
 	w := newWorld(t)
 	w.set("gpu.1.cuda.hang.kernel", "1")
 	r := w.validate(gpu.ValidateRequest{Level: gpu.Quick, Deadline: 12 * time.Second})
-	requireRow(t, r, "CUDA call", "timeout", gpu.Reset)
-	require.Equal(t, gpu.ResetNeeded, r.Verdict, "failing: %q", failing(r))
+	requireRow(t, r, "CUDA call", "timeout", gpu.Fatal)
+	require.Equal(t, gpu.Unfit, r.Verdict, "failing: %q", failing(r))
 	require.Len(t, failing(r), 1)
+}
+
+// At level standard the GPUs are probed one after the other.
+func TestAProbeThatHangsLeavesHalfOfTheTimeToTheOtherGPUs(t *testing.T) {
+	const limit = 100 * time.Second
+	v := &validation{req: gpu.ValidateRequest{Level: gpu.Standard}, limit: limit, deadline: time.Now().Add(limit)}
+	require.Less(t, v.options(target{}, 2).Timeout, limit/2)
+	require.Greater(t, v.options(target{}, 1).Timeout, limit*3/4, "the last one has what is left")
+	v.req.Level = gpu.Quick
+	require.Greater(t, v.options(target{}, 2).Timeout, limit*3/4, "at level quick they run together")
+}
+
+// Lost between the first reading and the second: the probe meets it, or only
+// the second reading does.
+func TestAGPUThatIsLostInTheMiddleIsUnfit(t *testing.T) {
+	for _, when := range []string{"probe", "read the driver again"} {
+		t.Run(when, func(t *testing.T) {
+			w := newWorld(t)
+			b := w.baseline()
+			_, r, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick, Baseline: b}, func(s string) {
+				if strings.HasPrefix(s, when) {
+					require.NoError(t, w.gpus.Set("gpu.1.lost", "handle"))
+				}
+			})
+			require.NoError(t, err)
+			require.Equal(t, gpu.Unfit, r.Verdict)
+			w.set("gpu.1.lost", "")
+			require.Equal(t, gpu.Pass, w.quick(b).Verdict)
+		})
+	}
+}
+
+// A child that survives its kill is told also when the time was over by then:
+// only a reading that the deadline cut short is passed over.
+func TestADriverThatHoldsTheSecondReadingIsNotPassedOver(t *testing.T) {
+	before, after := nvml.Snapshot{Driver: nvml.Reading[string]{Value: "before"}}, nvml.Snapshot{Driver: nvml.Reading[string]{Value: "after"}}
+	for _, c := range []struct {
+		err     error
+		driver  string
+		trouble string
+	}{
+		{nil, "after", ""},
+		{fmt.Errorf("child nvml.snapshot: %w", errDeadline), "before", ""},
+		{child.Wedged{PID: 7, State: "D", WChan: "rm_ioctl"}, "after", "is wedged: process 7 survives SIGKILL in state D, wchan rm_ioctl"},
+		{child.Timeout{After: time.Second}, "after", "gave no reply"},
+		{child.Crash{Signal: "SIGSEGV"}, "after", "crashed"},
+	} {
+		s, trouble := readings(before, after, c.err)
+		require.Equal(t, c.driver, s.Driver.Value)
+		require.Contains(t, trouble, c.trouble)
+		require.Equal(t, c.trouble == "", trouble == "")
+	}
 }
 
 func TestAReplacedLibraryIsSeenByTheNextRequest(t *testing.T) {
@@ -193,19 +248,25 @@ func TestTwoRequestsAtOnceAreServedOneAfterTheOther(t *testing.T) {
 	release, err := w.agent.take(context.Background())
 	require.NoError(t, err)
 	var waiting sync.WaitGroup
-	verdicts := make([]gpu.Verdict, 2)
+	var mu sync.Mutex
+	var steps []int // of which request each step was
+	verdicts, errs := make([]gpu.Verdict, 2), make([]error, 2)
 	for i := range verdicts {
 		waiting.Go(func() {
-			r, err := w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Standard})
-			if err == nil {
-				verdicts[i] = r.Verdict
-			}
+			req := gpu.ValidateRequest{Node: node, Level: gpu.Standard, Expect: &gpu.Expect{SharedMemoryMiB: 4}}
+			_, r, err := w.agent.Examine(context.Background(), req, func(string) {
+				mu.Lock()
+				defer mu.Unlock()
+				steps = append(steps, i)
+			})
+			verdicts[i], errs[i] = r.Verdict, err
 		})
 	}
-	// At level standard a probe beside ours would be a process on the GPU.
 	release()
 	waiting.Wait()
+	require.NoError(t, errors.Join(errs...))
 	require.Equal(t, []gpu.Verdict{gpu.Pass, gpu.Pass}, verdicts)
+	require.Len(t, slices.Compact(steps), 2, "the steps of the two do not mix")
 
 	release, err = w.agent.take(context.Background())
 	require.NoError(t, err)

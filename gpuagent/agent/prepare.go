@@ -12,7 +12,6 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/mig"
-	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
 	"github.com/refit-run/refit/gpuagent/vgpu"
 )
@@ -21,17 +20,13 @@ import (
 type Preparer struct {
 	Node string
 	// Root is the host's root as this process sees it.
-	Root   string
-	MIG    mig.Host
-	VGPU   vgpu.Driver
-	Writer vgpu.Writer
-	// Reset resets the GPUs at the PCI addresses given.
-	Reset func(ctx context.Context, pci ...string) error
+	Root    string
+	Setters Setters
 }
 
 // NewPreparer is the real one.
 func NewPreparer(node, root string) *Preparer {
-	return &Preparer{Node: node, Root: root, MIG: nvml.Setters{}, VGPU: nvml.Setters{}, Writer: vgpu.Sysfs{Root: root}, Reset: mig.Reset}
+	return &Preparer{Node: node, Root: root, Setters: NewSetters(root)}
 }
 
 // Prepare brings the host to what is declared: MIG first, because MIG-backed
@@ -101,13 +96,13 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 	}
 	if m := req.MIG; m != nil {
 		o := mig.Options{ModeOnly: m.ModeOnly}
-		a := mig.Applier{Host: p.MIG, Progress: progress}
+		a := mig.Applier{Host: p.Setters, Progress: progress}
 		if m.AllowReset {
-			a.Reset = p.Reset
+			a.Reset = p.Setters.Reset
 		}
 		do := func() (setup.Report, error) { return a.Apply(ctx, l.mig, o) }
 		if req.PlanOnly {
-			do = func() (setup.Report, error) { return mig.Preview(ctx, p.MIG, l.mig, o) }
+			do = func() (setup.Report, error) { return mig.Preview(ctx, p.Setters, l.mig, o) }
 		}
 		// A GPU that waits for a reset is not yet what the vGPU types need.
 		if err := add(do()); err != nil || len(all.Needs) > 0 {
@@ -115,7 +110,7 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 		}
 	}
 	if v := req.VGPU; v != nil {
-		a := vgpu.Applier{Root: p.Root, Driver: p.VGPU, Writer: p.Writer, Progress: progress}
+		a := vgpu.Applier{Root: p.Root, Driver: p.Setters, Writer: p.Setters, Progress: progress}
 		o := vgpu.Options{Node: p.Node, Scheduler: v.Scheduler, Heterogeneous: v.Heterogeneous, Protected: v.Protected}
 		do := a.Apply
 		if req.PlanOnly {

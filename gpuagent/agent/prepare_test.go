@@ -55,14 +55,22 @@ func TestAPlanIsToldAndNothingIsChanged(t *testing.T) {
 	require.Empty(t, mode)
 }
 
+// resetter is a host whose GPU is reset by a function.
+type resetter struct {
+	Setters
+	reset func() error
+}
+
+func (r resetter) Reset(context.Context, ...string) error { return r.reset() }
+
 func TestAResetIsDoneOnlyWhereThePlanAllowsIt(t *testing.T) {
 	w := newWorld(t)
 	w.set("gpus", "1", "gpu.0.mig.needs.reset", "1")
 	resets := 0
-	w.agent.Preparer.Reset = func(context.Context, ...string) error {
+	w.agent.Preparer.Setters = resetter{w.agent.Preparer.Setters, func() error {
 		resets++
 		return w.gpus.ResetGPU(0)
-	}
+	}}
 	r, err := w.prepare(gpu.MIGRequest{Config: twoHalves})
 	require.NoError(t, err)
 	require.Equal(t, gpu.NeedsReset, r.Needs[0].Kind)

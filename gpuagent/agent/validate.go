@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
@@ -61,17 +62,13 @@ func (v *validation) observe(caller context.Context) (check.Input, error) {
 	defer cancel()
 	in := check.Input{Level: v.req.Level, Baseline: v.req.Baseline, Expect: v.expect}
 	v.step("read the driver")
-	in.NVML, in.Trouble = v.read(ctx)
-	if in.Trouble == "" && in.NVML.Init == nvml.Success {
+	s, err := v.read(ctx)
+	in.NVML, in.Trouble = s, trouble(err)
+	if err == nil && s.Init == nvml.Success {
 		v.work(ctx, &in)
 		v.step("read the driver again")
-		before := in.NVML
-		in.NVML, in.Trouble = v.read(ctx)
-		if ctx.Err() != nil && caller.Err() == nil {
-			// What was read before the work stands; the probe's rows tell that
-			// the time was over.
-			in.NVML, in.Trouble = before, ""
-		}
+		after, err := v.read(ctx)
+		in.NVML, in.Trouble = readings(s, after, err)
 	}
 	if err := caller.Err(); err != nil {
 		return in, context.Cause(caller)
@@ -81,16 +78,33 @@ func (v *validation) observe(caller context.Context) (check.Input, error) {
 	return in, nil
 }
 
+func trouble(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// readings are those of after the work. Where the time was over before they
+// were made, what was read before stands: the probe's rows tell that. A driver
+// that held, ended or crashed the child is never passed over.
+func readings(before, after nvml.Snapshot, err error) (nvml.Snapshot, string) {
+	if errors.Is(err, errDeadline) {
+		return before, ""
+	}
+	return after, trouble(err)
+}
+
 // read takes a snapshot, again while a fabric is coming up.
-func (v *validation) read(ctx context.Context) (nvml.Snapshot, string) {
+func (v *validation) read(ctx context.Context) (nvml.Snapshot, error) {
 	for {
 		s, err := nvml.Take(ctx, min(readLimit, v.left()))
 		if err != nil {
-			return nvml.Snapshot{}, err.Error()
+			return nvml.Snapshot{}, err
 		}
 		// Half of the time stays for the probe and the second reading.
 		if !check.InFabricProgress(&s) || v.left() < v.limit/2 {
-			return s, ""
+			return s, nil
 		}
 		v.step("wait for the fabric")
 		again := time.NewTimer(fabricLook)
@@ -98,7 +112,7 @@ func (v *validation) read(ctx context.Context) (nvml.Snapshot, string) {
 		case <-again.C:
 		case <-ctx.Done():
 			again.Stop()
-			return s, ""
+			return s, nil
 		}
 	}
 }
@@ -125,7 +139,13 @@ func (v *validation) work(ctx context.Context, in *check.Input) {
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		o, err := nvml.Watch(ctx, v.left(), stop)
-		if err == nil && o.Init == nvml.Success {
+		switch {
+		case errors.Is(err, errDeadline):
+		case err != nil:
+			in.WatchTrouble = err.Error()
+		case o.Init != nvml.Success:
+			in.WatchTrouble = "the driver answers " + o.Init.String()
+		default:
 			in.Watch = &o
 		}
 	})
@@ -161,6 +181,7 @@ func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.P
 		limit = 1
 	}
 	places := make(chan struct{}, limit)
+	var begun atomic.Int32
 	var probing sync.WaitGroup
 	for i, t := range all {
 		probing.Go(func() {
@@ -170,9 +191,10 @@ func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.P
 				return
 			}
 			v.step(fmt.Sprintf("probe %s (%d of %d)", t.uuid, i+1, len(all)))
-			r, err := cuda.Probe(ctx, v.options(t.uuid))
+			o := v.options(t, len(all)-int(begun.Add(1))+1)
+			r, err := cuda.Probe(ctx, o)
 			switch {
-			case ctx.Err() != nil:
+			case err != nil && ctx.Err() != nil:
 				// Cut short by the deadline: the row stays unanswered.
 				return
 			case err != nil:
@@ -192,9 +214,15 @@ func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.P
 	return out
 }
 
-func (v *validation) options(uuid string) cuda.Options {
+// options of one probe; open counts the devices that have no answer yet, this
+// one among them.
+func (v *validation) options(t target, open int) cuda.Options {
 	left := v.left()
-	o := cuda.Options{UUID: uuid, Timeout: left - min(readAgain, left/4)}
+	o := cuda.Options{UUID: t.uuid, Card: t.gpu, Timeout: left - min(readAgain, left/4)}
+	if v.req.Level == gpu.Standard && open > 1 {
+		// One after the other: the first that hangs must leave time to the rest.
+		o.Timeout /= 2
+	}
 	switch v.req.Level {
 	case gpu.Quick:
 		o.MemoryMiB = quickMiB

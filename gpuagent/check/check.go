@@ -22,9 +22,11 @@ type Input struct {
 	// is empty then.
 	Trouble string
 	Host    host.Snapshot
-	// Watch is what was seen while the probe ran, nil when nothing was.
-	Watch  *nvml.Observation
-	Proofs []Proof
+	// Watch is what was seen while the probe ran, nil when nothing was; then
+	// WatchTrouble says what became of the child that looked.
+	Watch        *nvml.Observation
+	WatchTrouble string
+	Proofs       []Proof
 	// Baseline is nil when there is nothing to compare with.
 	Baseline *gpu.Baseline
 	Expect   gpu.Expect
@@ -66,9 +68,12 @@ func Evaluate(in Input) []gpu.Check {
 	return out
 }
 
-// Verdict is the whole host's, from the checks of all rows. A row that matters
-// and has no answer outranks warnings: what is not known to work is not
-// merely degraded.
+// Verdict is the whole host's, from the checks of all rows: "any F -> unfit;
+// any R -> resetNeeded; any W beyond the plan's allowance -> degraded; a row
+// that could not be answered and matters -> unproven; else pass". The sentence
+// says what each class means, not which of the last two wins. Unproven does: a
+// rollout goes on over a degraded host, and an unproven one must not become
+// that by one warning more.
 func Verdict(checks []gpu.Check, allowedWarnings int) gpu.Verdict {
 	count := map[gpu.Severity]int{}
 	unanswered := false

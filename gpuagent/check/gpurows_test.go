@@ -1,6 +1,7 @@
 package check
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -199,6 +200,47 @@ func TestMIGWithoutInstancesIsNoFailureOfTheProbe(t *testing.T) {
 	checks := Evaluate(*in)
 	require.Empty(t, failed(checks))
 	require.Equal(t, pass, Verdict(checks, 0))
+}
+
+// generation5 makes the links of a GPU those of NVLink 5, with what link 3 has
+// counted.
+func generation5(d *nvml.Device, five nvml.Link5) {
+	d.Links = slices.Clone(d.Links)
+	for i := range d.Links {
+		l := &d.Links[i]
+		l.Replay, l.Recovery, l.CRC = code[uint64](nvml.NotSupported), code[uint64](nvml.NotSupported), code[uint64](nvml.NotSupported)
+		l.Five = is(nvml.Link5{EffectiveRate: 0xff})
+	}
+	d.Links[3].Five = is(five)
+}
+
+func TestNVLink5IsJudgedByItsOwnCounters(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		now      nvml.Link5
+		row      string
+		severity gpu.Severity
+	}{
+		{"nothing new", nvml.Link5{Errors: 7, Recoveries: 1}, "", ""},
+		{"a recovery", nvml.Link5{Errors: 7, Recoveries: 2}, "NVLink errors", gpu.Fatal},
+		{"bad packets", nvml.Link5{Errors: 9, Recoveries: 1}, "NVLink 5 errors", gpu.Warn},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			in := healthy()
+			generation5(&in.NVML.Devices[0], nvml.Link5{Errors: 7, Recoveries: 1})
+			in.Baseline.Devices[0].Readings = Readings(&in.NVML.Devices[0])
+			generation5(&in.NVML.Devices[0], c.now)
+			bad := failed(Evaluate(*in))
+			if c.row == "" {
+				require.Empty(t, bad)
+				return
+			}
+			require.Equal(t, []string{c.row}, names(bad))
+			require.Equal(t, c.severity, bad[0].Severity)
+		})
+	}
+	in := healthy()
+	require.Contains(t, skips(Evaluate(*in)), "NVLink 5 errors: not supported: links of another generation")
 }
 
 func names(checks []gpu.Check) []string {

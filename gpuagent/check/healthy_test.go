@@ -28,7 +28,7 @@ func code[T any](c nvml.Code) nvml.Reading[T] { return nvml.Reading[T]{Code: c} 
 
 // healthyGPU is an H100 on an NVSwitch board.
 func healthyGPU(index int, uuid, peer string) nvml.Device {
-	link := nvml.Link{Up: is(true), Remote: is(2), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0))}
+	link := nvml.Link{Up: is(true), Remote: is(2), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0)), Five: code[nvml.Link5](nvml.NotSupported)}
 	return nvml.Device{
 		Index: index, UUID: is(uuid), Serial: is("165000000000" + string(rune('1'+index))), Name: is("NVIDIA H100 80GB HBM3"), VBIOS: is("96.00.00.00.01"),
 		PCI: is("0000:1" + string(rune('0'+index)) + ":00.0"), Minor: is(index), Architecture: is(9), VGPUHost: is(false),
@@ -74,7 +74,7 @@ func healthy() *Input {
 				{Name: "libcuda.so.1", Path: "/usr/lib64/libcuda.so.1", Version: driver},
 				{Name: "libnvidia-ml.so.1", Path: "/usr/lib64/libnvidia-ml.so.1", Version: driver},
 			},
-			Services: []host.Service{{Name: "nvidia-fabricmanager", Visible: true, Active: true}},
+			Services: []host.Service{{Name: "nvidia-fabricmanager", Visible: true, Active: true, Version: driver}},
 			Log:      host.KernelLog{Visible: true, Last: 10, Loaded: 5 * time.Second},
 			TensorFusion: &host.TensorFusion{
 				Toolkit: booted.Add(time.Minute), Run: true, Accelerator: "/run/tensor-fusion/lib/libaccelerator_nvidia.so",

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/nvml"
 )
 
@@ -154,7 +155,23 @@ func fabricServices(c *cell) {
 			c.fail(gpu.Fatal, s.Name+" active", "not running", "start it and read its log; its version must be the driver's")
 		default:
 			c.pass("%s active", s.Name)
+			c.serviceVersion(s)
 		}
+	}
+}
+
+// serviceVersion: fabric manager and IMEX work with the driver of their own
+// version only.
+func (c *cell) serviceVersion(s host.Service) {
+	driver := c.in.NVML.Driver.Value
+	switch {
+	case !host.Versioned(s.Name) || driver == "":
+	case s.Version == "":
+		c.skip("not visible: version of " + s.Name)
+	case s.Version != driver:
+		c.fail(gpu.Fatal, s.Name+" "+driver+", as the driver", s.Version, "install the package of the driver's version and restart the service")
+	default:
+		c.pass("%s %s", s.Name, s.Version)
 	}
 }
 

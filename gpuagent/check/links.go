@@ -60,10 +60,8 @@ func nvlinkSpeed(c *cell) {
 	if !c.hasLinks() {
 		return
 	}
-	for _, l := range c.d.Links {
-		if _, ok := answered(c, l.Speed); !ok {
-			return
-		}
+	if !everyLink(c, func(l nvml.Link) nvml.Reading[uint64] { return l.Speed }) {
+		return
 	}
 	c.equalBase(gpu.Warn, speeds(c.d), "links trained at another speed: check the baseboard and the fabric manager")
 }
@@ -92,33 +90,46 @@ func nvlinkSpeedReading(d *nvml.Device) (string, bool) {
 	return speeds(d), len(d.Links) > 0 && d.Links[0].Speed.OK()
 }
 
+// everyLink records why the reading has no answer, where a link has none.
+func everyLink[T any](c *cell, reading func(nvml.Link) nvml.Reading[T]) bool {
+	for _, l := range c.d.Links {
+		if _, ok := answered(c, reading(l)); !ok {
+			return false
+		}
+	}
+	return true
+}
+
 // nvlinkErrors: one replay or recovery more than in the baseline is fatal.
+// NVLink 5 has no replays and counts recoveries of its own.
 func nvlinkErrors(c *cell) {
 	if !c.hasLinks() {
 		return
 	}
-	for _, l := range c.d.Links {
-		if _, ok := answered(c, l.Replay); !ok {
-			return
-		}
-		if _, ok := answered(c, l.Recovery); !ok {
-			return
-		}
+	older := !c.d.Links[0].Five.OK()
+	if older && (!everyLink(c, func(l nvml.Link) nvml.Reading[uint64] { return l.Replay }) ||
+		!everyLink(c, func(l nvml.Link) nvml.Reading[uint64] { return l.Recovery })) ||
+		!older && !everyLink(c, func(l nvml.Link) nvml.Reading[nvml.Link5] { return l.Five }) {
+		return
 	}
 	replays, recoveries := linkErrors(c.d)
 	found := fmt.Sprintf("%d replays, %d recoveries", replays, recoveries)
-	beforeReplays, beforeRecoveries, ok := parsePair(c.base)
-	if !c.hasBase || !ok {
-		// The counters of a new boot start at zero: what they hold is new.
-		if c.in.rebooted() && replays+recoveries > 0 {
-			c.fail(gpu.Fatal, "none since the reboot", found, "read the NVLink rows of the kernel log, reset the GPUs of the fabric")
+	c.noGrowth(gpu.Fatal, [2]uint64{replays, recoveries}, found)
+}
+
+// noGrowth compares two counters with those of the baseline. Those of a new
+// boot start at zero: what they hold is new.
+func (c *cell) noGrowth(severity gpu.Severity, now [2]uint64, found string) {
+	const hint = "read the NVLink rows of the kernel log, reset the GPUs of the fabric"
+	first, second, ok := parsePair(c.base)
+	switch {
+	case c.hasBase && ok:
+		if grown := nvml.Growth(first, now[0]) + nvml.Growth(second, now[1]); grown > 0 {
+			c.fail(severity, "none new since the baseline", fmt.Sprintf("%d new: %s", grown, found), hint)
 			return
 		}
-		c.pass("%s", found)
-		return
-	}
-	if grown := nvml.Growth(beforeReplays, replays) + nvml.Growth(beforeRecoveries, recoveries); grown > 0 {
-		c.fail(gpu.Fatal, "none new since the baseline", fmt.Sprintf("%d new: %s", grown, found), "read the NVLink rows of the kernel log, reset the GPUs of the fabric")
+	case c.in.rebooted() && now[0]+now[1] > 0:
+		c.fail(severity, "none since the reboot", found, hint)
 		return
 	}
 	c.pass("%s", found)
@@ -127,14 +138,39 @@ func nvlinkErrors(c *cell) {
 func linkErrors(d *nvml.Device) (replays, recoveries uint64) {
 	for _, l := range d.Links {
 		replays += l.Replay.Value
-		recoveries += l.Recovery.Value
+		recoveries += max(l.Recovery.Value, l.Five.Value.Recoveries)
 	}
 	return replays, recoveries
 }
 
 func nvlinkErrorsReading(d *nvml.Device) (string, bool) {
 	replays, recoveries := linkErrors(d)
-	return fmt.Sprintf("%d/%d", replays, recoveries), len(d.Links) > 0 && d.Links[0].Replay.OK()
+	return fmt.Sprintf("%d/%d", replays, recoveries), len(d.Links) > 0 && (d.Links[0].Replay.OK() || d.Links[0].Five.OK())
+}
+
+// nvlink5Errors: errors that NVLink 5 counts by packet warn when they grow. The
+// bit error rates are estimates over the life of the link and only recorded.
+func nvlink5Errors(c *cell) {
+	if !c.hasLinks() || !everyLink(c, func(l nvml.Link) nvml.Reading[nvml.Link5] { return l.Five }) {
+		return
+	}
+	var effective, symbol uint64
+	for _, l := range c.d.Links {
+		effective, symbol = max(effective, l.Five.Value.EffectiveRate), max(symbol, l.Five.Value.SymbolRate)
+	}
+	n := link5Errors(c.d)
+	c.noGrowth(gpu.Warn, [2]uint64{n, 0}, fmt.Sprintf("%d errors; bit error rates %#x effective, %#x symbol", n, effective, symbol))
+}
+
+func link5Errors(d *nvml.Device) (n uint64) {
+	for _, l := range d.Links {
+		n += l.Five.Value.Errors
+	}
+	return n
+}
+
+func nvlink5Reading(d *nvml.Device) (string, bool) {
+	return fmt.Sprintf("%d/0", link5Errors(d)), len(d.Links) > 0 && d.Links[0].Five.OK()
 }
 
 func nvlinkCRC(c *cell) {

@@ -20,12 +20,19 @@ func eccMode(c *cell) {
 	if !ok {
 		return
 	}
+	if found, settled := c.settled(mode); settled {
+		c.equalBase(gpu.Reset, found, "set the ECC mode back (nvidia-smi -e) and reset the GPU")
+	}
+}
+
+// settled writes a mode, and fails one of which another value is pending.
+func (c *cell) settled(mode nvml.Pair) (string, bool) {
 	found := onOff(mode.Current == 1)
 	if mode.Current != mode.Other {
 		c.fail(gpu.Reset, "nothing pending", fmt.Sprintf("%s, %s after a reset", found, onOff(mode.Other == 1)), "reset the GPU or reboot the host to apply it")
-		return
+		return found, false
 	}
-	c.equalBase(gpu.Reset, found, "set the ECC mode back (nvidia-smi -e) and reset the GPU")
+	return found, true
 }
 
 func eccModeReading(d *nvml.Device) (string, bool) {
@@ -33,15 +40,31 @@ func eccModeReading(d *nvml.Device) (string, bool) {
 }
 
 func eccVolatile(c *cell) {
-	n, ok := answered(c, c.d.ECCVolatile)
-	if !ok {
-		return
+	c.zero(c.d.ECCVolatile, gpu.Fatal, "0 uncorrected errors since the driver was loaded", "%d", "drain the host and reset the GPU; if they come back, return the card")
+}
+
+// zero fails a counter that has counted.
+func (c *cell) zero(r nvml.Reading[uint64], severity gpu.Severity, expected, found, hint string) {
+	n, ok := answered(c, r)
+	switch {
+	case !ok:
+	case n > 0:
+		c.fail(severity, expected, fmt.Sprintf(found, n), hint)
+	default:
+		c.pass("%s", expected)
 	}
-	if n > 0 {
-		c.fail(gpu.Fatal, "0 uncorrected errors since the driver was loaded", fmt.Sprint(n), "drain the host and reset the GPU; if they come back, return the card")
-		return
+}
+
+// clear fails a flag that is raised.
+func (c *cell) clear(r nvml.Reading[bool], expected, found, hint string) {
+	raised, ok := answered(c, r)
+	switch {
+	case !ok:
+	case raised:
+		c.fail(gpu.Fatal, expected, found, hint)
+	default:
+		c.pass("%s", expected)
 	}
-	c.pass("0 uncorrected errors")
 }
 
 func eccVolatileReading(d *nvml.Device) (string, bool) { return text(d.ECCVolatile, number) }
@@ -49,15 +72,7 @@ func eccVolatileReading(d *nvml.Device) (string, bool) { return text(d.ECCVolati
 func number(n uint64) string { return fmt.Sprint(n) }
 
 func sramErrors(c *cell) {
-	over, ok := answered(c, c.d.SRAMOver)
-	if !ok {
-		return
-	}
-	if over {
-		c.fail(gpu.Fatal, "below the threshold", "SRAM error threshold exceeded", "return the card")
-		return
-	}
-	c.pass("below the threshold")
+	c.clear(c.d.SRAMOver, "below the threshold", "SRAM error threshold exceeded", "return the card")
 }
 
 func eccAggregate(c *cell) {
@@ -68,15 +83,18 @@ func eccAggregate(c *cell) {
 
 func eccAggregateReading(d *nvml.Device) (string, bool) { return text(d.ECCAggregate, number) }
 
-// migHides reports a reading that the driver refuses only because MIG
-// instances exist: no comparison with a baseline taken without them.
-func (c *cell) migHides(code nvml.Code) bool {
-	return code == nvml.NotSupported && len(c.d.Instances.Value) > 0
+// hiddenByMIG records the skip of a reading that the driver refuses only
+// because MIG instances exist: no comparison with a baseline taken without them.
+func (c *cell) hiddenByMIG(code nvml.Code) bool {
+	hidden := code == nvml.NotSupported && len(c.d.Instances.Value) > 0
+	if hidden {
+		c.skip("not supported: MIG instances exist")
+	}
+	return hidden
 }
 
 func rowRemap(c *cell) {
-	if c.migHides(c.d.Remap.Code) {
-		c.skip("not supported: MIG instances exist")
+	if c.hiddenByMIG(c.d.Remap.Code) {
 		return
 	}
 	r, ok := answered(c, c.d.Remap)
@@ -100,43 +118,17 @@ func rowRemapReading(d *nvml.Device) (string, bool) {
 }
 
 func rowRemapReserve(c *cell) {
-	if c.migHides(c.d.RemapNone.Code) {
-		c.skip("not supported: MIG instances exist")
-		return
+	if !c.hiddenByMIG(c.d.RemapNone.Code) {
+		c.zero(c.d.RemapNone, gpu.Warn, "spare rows in every bank", "%d banks without", "the next bad row there cannot be remapped: plan to return the card")
 	}
-	none, ok := answered(c, c.d.RemapNone)
-	if !ok {
-		return
-	}
-	if none > 0 {
-		c.fail(gpu.Warn, "spare rows in every bank", fmt.Sprintf("%d banks without", none), "the next bad row there cannot be remapped: plan to return the card")
-		return
-	}
-	c.pass("spare rows in every bank")
 }
 
 func unrepairableMemory(c *cell) {
-	bad, ok := answered(c, c.d.Unrepairable)
-	if !ok {
-		return
-	}
-	if bad {
-		c.fail(gpu.Fatal, "none", "the GPU has unrepairable memory", "return the card")
-		return
-	}
-	c.pass("none")
+	c.clear(c.d.Unrepairable, "none", "the GPU has unrepairable memory", "return the card")
 }
 
 func memoryRepair(c *cell) {
-	waits, ok := answered(c, c.d.RepairWaits)
-	if !ok {
-		return
-	}
-	if waits {
-		c.fail(gpu.Fatal, "nothing pending", "a channel or TPC repair is pending", "reset the GPU to apply it")
-		return
-	}
-	c.pass("nothing pending")
+	c.clear(c.d.RepairWaits, "nothing pending", "a channel or TPC repair is pending", "reset the GPU to apply it")
 }
 
 func retiredPages(c *cell) {
@@ -177,19 +169,16 @@ func infoROMReading(d *nvml.Device) (string, bool) { return text(d.InfoROM, same
 const usedMost = 512 << 20
 
 func processes(c *cell) {
-	list, ok := answered(c, c.d.Processes)
+	running, ok := answered(c, c.d.Processes)
 	if !ok {
 		return
 	}
-	if len(list) > 0 {
-		found := ""
-		for i, p := range list {
-			if i > 0 {
-				found += ", "
-			}
-			found += fmt.Sprintf("%d (%s)", p.PID, p.Kind)
+	if len(running) > 0 {
+		var found []string
+		for _, p := range running {
+			found = append(found, fmt.Sprintf("%d (%s)", p.PID, p.Kind))
 		}
-		c.fail(gpu.Reset, "no process on a drained GPU", found, "end these processes or validate with level quick")
+		c.fail(gpu.Reset, "no process on a drained GPU", list(found), "end these processes or validate with level quick")
 		return
 	}
 	c.pass("none")

@@ -20,10 +20,9 @@ func migMode(c *cell) {
 	if !ok {
 		return
 	}
-	found := onOff(mode.Current == 1)
+	found, settled := c.settled(mode)
 	switch {
-	case mode.Current != mode.Other:
-		c.fail(gpu.Reset, "nothing pending", fmt.Sprintf("%s, %s after a reset", found, onOff(mode.Other == 1)), "reset the GPU or reboot the host to apply it")
+	case !settled:
 	case declared != nil && declared.Enabled != (mode.Current == 1):
 		c.fail(gpu.Reset, onOff(declared.Enabled), found, "apply the declared layout: refit-gpuagent mig apply -f FILE")
 	case declared == nil:

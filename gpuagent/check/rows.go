@@ -68,6 +68,7 @@ func init() {
 		{name: "NVLink up", level: gpu.Quick, severity: gpu.Fatal, why: "a PCIe card", check: nvlinkUp, reading: nvlinkUpReading},
 		{name: "NVLink speed", level: gpu.Quick, severity: gpu.Warn, why: "no such reading", check: nvlinkSpeed, reading: nvlinkSpeedReading},
 		{name: "NVLink errors", level: gpu.Quick, severity: gpu.Fatal, why: "a counter of another generation", check: nvlinkErrors, reading: nvlinkErrorsReading, counter: true},
+		{name: "NVLink 5 errors", level: gpu.Quick, severity: gpu.Warn, why: "links of another generation", check: nvlink5Errors, reading: nvlink5Reading, counter: true},
 		{name: "NVLink CRC", level: gpu.Quick, severity: gpu.Warn, why: "a counter of another generation", check: nvlinkCRC},
 		{name: "fabric", level: gpu.Quick, severity: gpu.Fatal, why: "no NVSwitch fabric", check: fabric, reading: fabricReading},
 		{name: "P2P", level: gpu.Quick, severity: gpu.Warn, why: "no peer access", check: peers, reading: peersReading},
@@ -83,4 +84,19 @@ func init() {
 		{name: "vGPU limit", level: gpu.Quick, severity: gpu.Fatal, check: vgpuLimit},
 		{name: "bandwidth", level: gpu.Standard, severity: gpu.Warn, check: bandwidth},
 	}
+}
+
+// Rows are the names of the rows that a level answers: those of the host, and
+// those of each GPU.
+func Rows(level gpu.Level) (host, device []string) {
+	names := func(rows []row) []string {
+		var out []string
+		for _, r := range rows {
+			if covers(level, r.level) {
+				out = append(out, r.name)
+			}
+		}
+		return out
+	}
+	return names(hostRows), names(gpuRows)
 }

@@ -77,6 +77,8 @@ var hostFaults = []fault{
 		}
 	}, "device set", gpu.Fatal, first, unfit},
 	{"service not running", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Active = false }, "fabric services", gpu.Fatal, "not running", unfit},
+	{"fabric manager of another version", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Version = "570.1.2" }, "fabric services", gpu.Fatal, "570.1.2", unfit},
+	{"version of the fabric manager hidden", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Version = "" }, "fabric services", "", "not visible: version", pass},
 	{"systemd hidden", func(in *Input, _ *nvml.Device) { in.Host.Services[0] = host.Service{Name: "nvidia-fabricmanager"} }, "fabric services", gpu.Fatal, "not visible", unproven},
 	{"kernel log hidden", func(in *Input, _ *nvml.Device) { in.Host.Log = host.KernelLog{Why: "permission denied"} }, rowXidHistory, gpu.Fatal, "not visible", unproven},
 	{"kernel log overwritten", func(in *Input, _ *nvml.Device) { in.Host.Log.Lost = true }, rowXidHistory, gpu.Warn, "overwritten", degraded},
@@ -91,6 +93,7 @@ var hostFaults = []fault{
 	{"a live Xid", func(in *Input, _ *nvml.Device) { in.Watch.Xids = []nvml.LiveXid{{UUID: first, Kind: "xid", Xid: 79}} }, "Xid live", gpu.Fatal, "79", unfit},
 	{"a live double-bit error", func(in *Input, _ *nvml.Device) { in.Watch.Xids = []nvml.LiveXid{{UUID: first, Kind: "doubleBitECC"}} }, "Xid live", gpu.Fatal, "double-bit", unfit},
 	{"no events on this host", func(in *Input, _ *nvml.Device) { in.Watch.Events = code[bool](nvml.NotSupported) }, "Xid live", "", "not supported", pass},
+	{"the child that watches did not answer", func(in *Input, _ *nvml.Device) { in.Watch, in.WatchTrouble = nil, "child survives SIGKILL" }, "Xid live", gpu.Warn, "SIGKILL", degraded},
 	{"nvidia_uvm not loaded", func(in *Input, _ *nvml.Device) { in.Host.Modules = []string{"nvidia"} }, "TensorFusion modules", gpu.Fatal, "nvidia_uvm", unfit},
 	{"toolkit-ready is stale", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Toolkit = in.Host.Booted.Add(time.Second) }, "TensorFusion toolkit", gpu.Fatal, "2026", unfit},
 	{"toolkit-ready absent", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Toolkit = time.Time{} }, "TensorFusion toolkit", gpu.Fatal, "no such file", unfit},
@@ -153,7 +156,7 @@ func TestTheVerdictIsTheWorstOfTheRows(t *testing.T) {
 func TestTheProbesVerdictsAreTakenOver(t *testing.T) {
 	for v, want := range map[cuda.Verdict]gpu.Verdict{
 		cuda.NoLibrary: unfit, cuda.NoDevice: unfit, cuda.NotReady: unfit, cuda.Mismatch: unfit, cuda.Fail: unfit, cuda.Crash: unfit,
-		cuda.Timeout: reset, cuda.Wedged: reset,
+		cuda.Timeout: unfit, cuda.Wedged: reset,
 	} {
 		in := healthy()
 		in.Proofs[0].Result = cuda.Result{Verdict: v, UUID: first, Stage: "kernel", Error: "what was found"}

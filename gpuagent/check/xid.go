@@ -206,6 +206,10 @@ func (c *cell) byUUID(uuid string) *nvml.Device {
 // log tells whose it was.
 func xidLive(c *cell) {
 	w := c.in.Watch
+	if w == nil && c.in.WatchTrouble != "" {
+		c.fail(gpu.Warn, "an answer of the driver during the probe", c.in.WatchTrouble, "read the kernel log; a GPU that holds a process needs a reset or a reboot of the host")
+		return
+	}
 	if w == nil {
 		c.skip("not observed")
 		return

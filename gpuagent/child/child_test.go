@@ -184,13 +184,14 @@ func TestTheChildDiesWithItsParent(t *testing.T) {
 func TestAChildThatSurvivesItsKillIsWedgedAndBlocksItsKeyUntilItIsGone(t *testing.T) {
 	gone := make(chan struct{})
 	proc := t.TempDir()
-	r := &runner{grace: 10 * time.Millisecond, proc: proc, wedged: map[string]Wedged{}, wait: func(c *exec.Cmd) error {
-		dir := filepath.Join(proc, strconv.Itoa(c.Process.Pid))
-		for name, content := range map[string]string{"stat": "7 (a (b) c) D 1 1", "wchan": "rm_ioctl", "stack": "[<0>] nvidia_ioctl\n"} {
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+	r := &runner{grace: 10 * time.Millisecond, proc: proc, wedged: map[string][]Wedged{}, wait: func(c *exec.Cmd) error {
+		// The first thread of a killed process is a zombie while another is held.
+		for path, content := range map[string]string{
+			"stat": "7 (a (b) c) Z 1 1", "wchan": "0", "task/7/stat": "7 (a) Z 1 1", "task/8/stat": "8 (a) S 1 1",
+			"task/9/stat": "9 (a (b) c) D 1 1", "task/9/wchan": "rm_ioctl", "task/9/stack": "[<0>] nvidia_ioctl\n",
+		} {
+			path = filepath.Join(proc, strconv.Itoa(c.Process.Pid), path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
 				return err
 			}
 		}
@@ -213,7 +214,12 @@ func TestAChildThatSurvivesItsKillIsWedgedAndBlocksItsKeyUntilItIsGone(t *testin
 	_, held := r.held("GPU-2")
 	require.False(t, held, "another GPU is free")
 
+	// Two at once, on two devices of one card: the key is free after both.
+	other := make(chan error)
+	r.hold("GPU-1", Wedged{PID: -1}, other)
 	close(gone)
+	require.Eventually(t, func() bool { held, _ := r.held("GPU-1"); return held.PID == -1 }, plenty, time.Millisecond)
+	close(other)
 	require.Eventually(t, func() bool { _, held := r.held("GPU-1"); return !held }, plenty, time.Millisecond)
 }
 
@@ -247,6 +253,6 @@ func requireGone(t *testing.T, pid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		state, _, _ := kernelState("/proc", pid)
-		return state == "" || state == "Z" || state == "X"
+		return ended(state)
 	}, plenty, time.Millisecond)
 }

@@ -73,7 +73,7 @@ type Wedged struct {
 }
 
 func (e Wedged) Error() string {
-	return fmt.Sprintf("child %s (process %d) survives SIGKILL in state %s, wchan %s%s: the driver holds it; reset the GPU or reboot the host",
+	return fmt.Sprintf("child %s is wedged: process %d survives SIGKILL in state %s, wchan %s%s: the driver holds it; reset the GPU or reboot the host",
 		e.Name, e.PID, orUnknown(e.State), orUnknown(e.WChan), during(e.Stage))
 }
 

@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -64,7 +66,7 @@ func Env(add ...string) []string {
 // became of the child are Error, Exit, Crash, Timeout and Wedged.
 func Run(ctx context.Context, spec Spec) error { return defaultRunner.run(ctx, spec) }
 
-var defaultRunner = &runner{wait: (*exec.Cmd).Wait, proc: "/proc", grace: grace, wedged: map[string]Wedged{}}
+var defaultRunner = &runner{wait: (*exec.Cmd).Wait, proc: "/proc", grace: grace, wedged: map[string][]Wedged{}}
 
 // runner holds what a test replaces: a wedged child cannot be made from user
 // space.
@@ -74,7 +76,7 @@ type runner struct {
 	grace time.Duration
 
 	mu     sync.Mutex
-	wedged map[string]Wedged
+	wedged map[string][]Wedged
 }
 
 func (r *runner) run(ctx context.Context, spec Spec) error {
@@ -157,20 +159,22 @@ func (r *runner) kill(p *process, key string, ended <-chan error, why error) err
 func (r *runner) held(key string) (Wedged, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w, ok := r.wedged[key]
-	return w, ok
+	if len(r.wedged[key]) == 0 {
+		return Wedged{}, false
+	}
+	return r.wedged[key][0], true
 }
 
 // hold keeps further calls away from what the child hangs on until it is gone.
 func (r *runner) hold(key string, w Wedged, ended <-chan error) {
 	r.mu.Lock()
-	r.wedged[key] = w
+	r.wedged[key] = append(r.wedged[key], w)
 	r.mu.Unlock()
 	go func() {
 		<-ended
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.wedged, key)
+		r.wedged[key] = slices.DeleteFunc(r.wedged[key], func(other Wedged) bool { return other.PID == w.PID })
 	}()
 }
 
@@ -288,16 +292,34 @@ func (p *process) stderr() string {
 	return string(b)
 }
 
-// kernelState reads where the kernel holds a process. Each part may be hidden
-// from this one and is empty then.
+// kernelState reads where the kernel holds a process: of its threads the one
+// in an uninterruptible wait, because the first thread of a killed process is
+// a zombie until the last one is gone. Each part may be hidden from this
+// process and is empty then.
 func kernelState(proc string, pid int) (state, wchan, stack string) {
-	dir := proc + "/" + strconv.Itoa(pid) + "/"
-	stat, _ := os.ReadFile(dir + "stat")
+	dir := filepath.Join(proc, strconv.Itoa(pid))
+	state = threadState(dir)
+	threads, _ := filepath.Glob(filepath.Join(dir, "task", "*"))
+	for _, thread := range threads {
+		if s := threadState(thread); s == "D" || !ended(s) && ended(state) {
+			dir, state = thread, s
+		}
+		if state == "D" {
+			break
+		}
+	}
+	w, _ := os.ReadFile(filepath.Join(dir, "wchan"))
+	k, _ := os.ReadFile(filepath.Join(dir, "stack"))
+	return state, strings.TrimSpace(string(w)), strings.TrimSpace(string(k))
+}
+
+func ended(state string) bool { return state == "" || state == "Z" || state == "X" }
+
+func threadState(dir string) string {
+	stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
 	// The name in parentheses may hold anything, also a parenthesis.
 	if _, rest, ok := strings.Cut(string(stat[strings.LastIndex(string(stat), ")")+1:]), " "); ok && rest != "" {
-		state = rest[:1]
+		return rest[:1]
 	}
-	w, _ := os.ReadFile(dir + "wchan")
-	s, _ := os.ReadFile(dir + "stack")
-	return state, strings.TrimSpace(string(w)), strings.TrimSpace(string(s))
+	return ""
 }

@@ -44,6 +44,9 @@ type Options struct {
 	// UUID is a GPU ("GPU-…") or a MIG device ("MIG-…"); empty takes the first
 	// device that is visible, as in a pod.
 	UUID string
+	// Card is the UUID of the GPU that a MIG device is of: a child that is
+	// wedged there keeps probes away from every device of the card.
+	Card string
 	// Ordinal picks one of several visible devices when UUID is empty.
 	Ordinal int
 	// Library replaces libcuda.so.1. With an absolute path the file that was
@@ -170,7 +173,9 @@ func (r Result) Checks() []gpu.Check {
 	} else if r.Error != "" {
 		call.Found = fmt.Sprintf("%s during %s: %s", r.Verdict, r.Stage, r.Error)
 	}
-	if r.Verdict == Wedged || r.Verdict == Timeout {
+	// In the validation table whatever is not a pass is fatal. Only of a wedged
+	// device the cure is known: it needs a reset or a reboot.
+	if r.Verdict == Wedged {
 		call.Severity = gpu.Reset
 	}
 	out := []gpu.Check{call}

@@ -238,6 +238,13 @@ func TestAWedgedChildIsReportedWithItsStage(t *testing.T) {
 	}
 }
 
+func TestAWedgedChildKeepsProbesFromEveryDeviceOfItsCard(t *testing.T) {
+	one, other := key(Options{Card: "GPU-1", UUID: "MIG-1"}), key(Options{Card: "GPU-1", UUID: "MIG-2"})
+	if one != other || one != key(Options{UUID: "GPU-1"}) || one == key(Options{UUID: "GPU-2"}) {
+		t.Fatalf("%q %q", one, other)
+	}
+}
+
 func TestACancelledProbeIsAnErrorNotAVerdict(t *testing.T) {
 	h := host(t, "hang.cuInit", "1")
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -121,14 +121,24 @@ func run(ctx context.Context, o Options, req request, preload string) (reply, er
 	req.Interposed = preload != "" || req.LimitBytes > 0
 	var out reply
 	err := child.Run(ctx, child.Spec{Name: childName, Request: req, Env: environment(o, preload), Timeout: timeout,
-		Reply: &out, Key: fmt.Sprintf("cuda %s %d", o.UUID, o.Ordinal)})
+		Reply: &out, Key: key(o)})
 	if err == nil {
 		return out, nil
 	}
-	if ctx.Err() != nil {
+	// A caller that has gone gets no verdict, except that its child stays.
+	if ctx.Err() != nil && !errors.As(err, new(child.Wedged)) {
 		return reply{}, err
 	}
 	return became(o.UUID, err)
+}
+
+// key names what a wedged child blocks: the card, whichever device of it.
+func key(o Options) string {
+	card := o.Card
+	if card == "" {
+		card = o.UUID
+	}
+	return fmt.Sprintf("cuda %s %d", card, o.Ordinal)
 }
 
 // became turns the fate of a child into a verdict.

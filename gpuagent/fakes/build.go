@@ -100,6 +100,13 @@ const (
 	driverRoom = 64 - len(driverMark)
 )
 
+// Is reports whether a library is one of these, so that no proof on them is
+// taken for one on hardware.
+func Is(path string) (bool, error) {
+	image, err := os.ReadFile(path)
+	return bytes.Contains(image, []byte(driverMark)), err
+}
+
 // patch writes the driver's version into a library and takes functions out of
 // its symbol table: with another name the loader's look-up misses them.
 func (o options) patch(lib string, image []byte, left map[string]bool) error {

@@ -21,7 +21,7 @@
 //	repair.channel repair.tpc retired.pending retired.dbe retired.sbe
 //	throttle temperature temperature.{slowdown,shutdown,margin,memory,gpu.max,memory.max}
 //	power.{usage,limit,default,min,max} persistence compute.mode memory.total.mib memory.used.mib
-//	nvlink.count nvlink.speed nvlink.<l>.{up,remote,speed,replay,recovery,crc.flit,crc.data}
+//	nvlink.generation (5: other counters) nvlink.count nvlink.speed nvlink.<l>.{up,remote,speed,replay,recovery,crc.flit,crc.data}
 //	fabric.{state,status,mask,summary,clique} p2p.<peer>.<kind> topology.<peer>
 //	field.<id> field.<id>.<scope> (any field value) events event=<type>:<data> (delivered once)
 //	processes.{compute,graphics,mps}=<pid>:<MiB>[:<gi>:<ci>],…

@@ -62,6 +62,9 @@ type Service struct {
 	Name    string `json:"name"`
 	Visible bool   `json:"visible"`
 	Active  bool   `json:"active"`
+	// Version is that of the program that runs; empty where it has none or it
+	// is not visible.
+	Version string `json:"version,omitempty"`
 }
 
 // Options say what to read beside the fixed part.
@@ -134,8 +137,11 @@ func (h Host) booted() time.Time {
 
 // procVersion takes the version out of a line like: NVRM version: NVIDIA UNIX
 // x86_64 Kernel Module  580.95.05  Tue Sep 23 ...
-func (h Host) procVersion() string {
-	for _, word := range strings.Fields(h.line("proc/driver/nvidia/version")) {
+func (h Host) procVersion() string { return versionIn(h.line("proc/driver/nvidia/version")) }
+
+// versionIn is the first word of a text that is a version.
+func versionIn(text string) string {
+	for _, word := range strings.Fields(text) {
 		if parts := strings.Split(word, "."); len(parts) >= 2 && digits(parts) {
 			return word
 		}
@@ -167,7 +173,8 @@ func (h Host) modules() []string {
 // pci lists the display controllers (class 0x03xx) of vendor 0x10de.
 func (h Host) pci() ([]PCIDevice, bool) {
 	entries, err := os.ReadDir(h.path("sys/bus/pci/devices"))
-	if err != nil {
+	// Every host has something on the bus: an empty one is hidden from us.
+	if err != nil || len(entries) == 0 {
 		return nil, false
 	}
 	var devices []PCIDevice
@@ -265,25 +272,4 @@ func (h Host) capabilities() []int {
 	})
 	slices.Sort(minors)
 	return slices.Compact(minors)
-}
-
-// services looks for processes in the units' control groups: that needs
-// neither systemd's bus nor its programs.
-func (h Host) services(names []string) []Service {
-	slice := ""
-	for _, dir := range []string{"sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"} {
-		if _, err := os.Stat(h.path(dir)); err == nil {
-			slice = dir
-			break
-		}
-	}
-	var services []Service
-	for _, name := range names {
-		s := Service{Name: name, Visible: slice != ""}
-		if s.Visible {
-			s.Active = h.line(slice, strings.TrimSuffix(name, ".service")+".service", "cgroup.procs") != ""
-		}
-		services = append(services, s)
-	}
-	return services
 }

@@ -69,6 +69,28 @@ func TestWhatIsHiddenIsNotTakenForAbsent(t *testing.T) {
 	require.Empty(t, s.Module)
 }
 
+func TestAnEmptyPCIBusIsAHiddenOne(t *testing.T) {
+	made, h := tree(t)
+	require.NoError(t, made.Remove("sys/bus/pci/devices"))
+	require.NoError(t, os.MkdirAll(filepath.Join(made.Root, "sys/bus/pci/devices"), 0o755))
+	require.False(t, h.Read(host.Options{}).PCIVisible)
+}
+
+func TestAServiceTellsTheVersionOfTheProgramThatRuns(t *testing.T) {
+	made, h := tree(t)
+	version := func() string {
+		return h.Read(host.Options{Services: []string{"nvidia-fabricmanager.service"}}).Services[0].Version
+	}
+	require.NoError(t, made.Service("nvidia-fabricmanager", true))
+	require.Empty(t, version(), "a process that is not the fabric manager is not asked")
+	require.NoError(t, made.ServiceVersion("nvidia-fabricmanager", "nv-fabricmanager", "580.65.06"))
+	require.Equal(t, "580.65.06", version())
+	require.NoError(t, made.Remove("proc/4711/exe"))
+	require.Empty(t, version())
+	require.True(t, host.Versioned("nvidia-imex.service"))
+	require.False(t, host.Versioned("nvidia-persistenced"))
+}
+
 func TestTheKernelLogIsReadAfterARecordAndMalformedLinesAreKept(t *testing.T) {
 	made, h := tree(t)
 	require.NoError(t, made.Log("[  9.000000] NVRM: Xid (PCI:0000:10:00): 13, before"))

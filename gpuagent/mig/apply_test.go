@@ -256,11 +256,15 @@ func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
 
 func run(t *testing.T, planned bool, args ...string) (out string, code int) {
 	t.Helper()
-	c := command(nvml.Setters{}, planned)
+	c := Command(nvml.Setters{}, Reset)
 	var b bytes.Buffer
 	c.SetOut(&b)
 	c.SetErr(&bytes.Buffer{})
-	c.SetArgs(args)
+	verb := "apply"
+	if planned {
+		verb = "plan"
+	}
+	c.SetArgs(append([]string{verb}, args...))
 	err := c.ExecuteContext(t.Context())
 	var exit *setup.Exit
 	if errors.As(err, &exit) {

@@ -8,54 +8,36 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
-	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
 // Command is `mig plan|apply`, for a person at the host.
-func Command() *cobra.Command {
-	c := &cobra.Command{Use: "mig", Short: "Bring the GPUs to a declared MIG layout (mig-parted's format)"}
-	c.AddCommand(command(nvml.Setters{}, true), command(nvml.Setters{}, false))
-	return c
-}
-
-func command(host Host, planned bool) *cobra.Command {
-	var (
-		flags      setup.Flags
-		o          Options
-		allowReset bool
-	)
-	c := &cobra.Command{Use: "apply -f FILE", Short: "Change mode and instances to the layout; needs root and idle GPUs"}
-	if planned {
-		c = &cobra.Command{Use: "plan -f FILE", Short: "Show what apply would do; changes nothing"}
-	}
-	flags.Bind(c, planned)
-	c.Flags().BoolVar(&o.ModeOnly, "mode-only", false, "set the mode and touch no instance (TensorFusion partitioned pools)")
-	if !planned {
-		c.Flags().BoolVar(&allowReset, "allow-reset", false, "reset a GPU whose change of mode asks for it")
-	}
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		text, err := flags.Text()
-		if err != nil {
-			return setup.ExitFor(err)
-		}
-		entries, err := Parse(text, flags.Label)
-		if err != nil {
-			return setup.ExitFor(err)
-		}
-		if planned {
-			r, err := Preview(c.Context(), host, entries, o)
-			return flags.Finish(c, r, planned, err)
-		}
-		a := Applier{Host: host, Progress: func(step string) { fmt.Fprintln(c.ErrOrStderr(), step) }}
-		if allowReset {
-			a.Reset = Reset
-		}
-		r, err := setup.Locked(c.Context(), flags.Root, func(ctx context.Context) (setup.Report, error) { return a.Apply(ctx, entries, o) })
-		return flags.Finish(c, r, planned, err)
-	}
-	return c
+func Command(host Host, reset func(ctx context.Context, pci ...string) error) *cobra.Command {
+	return setup.Kind[Entry]{
+		Name: "mig", Short: "Bring the GPUs to a declared MIG layout (mig-parted's format)",
+		ApplyShort: "Change mode and instances to the layout; needs root and idle GPUs",
+		Parse:      Parse,
+		Flags: func(f *pflag.FlagSet, planned bool) setup.Do[Entry] {
+			var o Options
+			var allowReset bool
+			f.BoolVar(&o.ModeOnly, "mode-only", false, "set the mode and touch no instance (TensorFusion partitioned pools)")
+			if planned {
+				return func(ctx context.Context, _ string, entries []Entry, _ func(string)) (setup.Report, error) {
+					return Preview(ctx, host, entries, o)
+				}
+			}
+			f.BoolVar(&allowReset, "allow-reset", false, "reset a GPU whose change of mode asks for it")
+			return func(ctx context.Context, _ string, entries []Entry, progress func(string)) (setup.Report, error) {
+				a := Applier{Host: host, Progress: progress}
+				if allowReset {
+					a.Reset = reset
+				}
+				return a.Apply(ctx, entries, o)
+			}
+		},
+	}.Command()
 }
 
 // resetLimit is generous: nvidia-smi waits for the GPU to come back.

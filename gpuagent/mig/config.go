@@ -8,9 +8,6 @@ package mig
 
 import (
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	nvlib "github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 
@@ -32,35 +29,18 @@ type Entry struct {
 	MIGDevices map[string]int `json:"mig-devices,omitempty"`
 }
 
+// kind is what messages call a layout.
+const kind = "MIG layout"
+
 // Parse reads a file and chooses one of its layouts: the one named, or the
-// only one. All layouts must be valid: a file with a mistake in it is not
-// half used.
+// only one.
 func Parse(text []byte, label string) ([]Entry, error) {
 	var f file
 	if err := setup.Decode(text, &f); err != nil {
-		return nil, setup.Bad("MIG layout", "a file in mig-parted's format", err.Error(), "correct the file")
-	}
-	if f.Version != setup.Version {
-		return nil, setup.Bad("MIG layout", "version: "+setup.Version, fmt.Sprintf("version: %q", f.Version), "correct the file")
-	}
-	if len(f.Configs) == 0 {
-		return nil, setup.Bad("MIG layout", "at least one layout under mig-configs", "none", "correct the file")
+		return nil, setup.Bad(kind, "a file in mig-parted's format", err.Error(), "correct the file")
 	}
 	format := nvlib.New(nil)
-	for _, name := range slices.Sorted(maps.Keys(f.Configs)) {
-		if name == "" {
-			return nil, setup.Bad("MIG layout", "a label for each layout", "an empty one", "name the layout")
-		}
-		if len(f.Configs[name]) == 0 {
-			return nil, setup.Bad("MIG layout "+name, "at least one entry", "none", "correct the file")
-		}
-		for i, e := range f.Configs[name] {
-			if err := e.check(format); err != nil {
-				return nil, setup.Bad(fmt.Sprintf("MIG layout %s, entry %d", name, i+1), "", err.Error(), "correct the file")
-			}
-		}
-	}
-	return setup.Pick("MIG layout", f.Configs, label)
+	return setup.Layouts(kind, "mig-configs", f.Version, f.Configs, func(e Entry) error { return e.check(format) }, label)
 }
 
 func (e Entry) check(format nvlib.Interface) error {
@@ -91,24 +71,16 @@ type wanted struct {
 	devices map[string]int
 }
 
-// resolve gives each GPU its entry. GPUs that no entry selects are left alone.
+// resolve gives each GPU its layout.
 func resolve(entries []Entry, host nvml.MIGHost) (map[string]wanted, error) {
-	out := map[string]wanted{}
-	for i, e := range entries {
-		if missing := e.Missing(len(host.GPUs)); len(missing) > 0 {
-			return nil, setup.Bad(fmt.Sprintf("MIG layout, entry %d", i+1), fmt.Sprintf("indices below %d", len(host.GPUs)),
-				strings.Trim(fmt.Sprint(missing), "[]"), "the host has fewer GPUs than the layout names: correct it, or find the lost GPU")
-		}
-		for _, g := range host.GPUs {
-			if !e.Takes(g.Index, g.PCIID) {
-				continue
-			}
-			if _, twice := out[g.UUID]; twice {
-				return nil, setup.Bad(fmt.Sprintf("MIG layout, entry %d", i+1), "each GPU in one entry",
-					fmt.Sprintf("GPU %d (%s) is selected by an earlier one too", g.Index, g.UUID), "correct the file")
-			}
-			out[g.UUID] = wanted{*e.Enabled, e.MIGDevices}
-		}
+	var gpus []setup.GPU
+	for _, g := range host.GPUs {
+		gpus = append(gpus, setup.GPU{Index: g.Index, PCIID: g.PCIID, UUID: g.UUID, Name: g.UUID})
 	}
-	return out, nil
+	selected, err := setup.Assign(kind, entries, gpus)
+	out := map[string]wanted{}
+	for uuid, e := range selected {
+		out[uuid] = wanted{*e.Enabled, e.MIGDevices}
+	}
+	return out, err
 }

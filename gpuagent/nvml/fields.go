@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"encoding/binary"
+	"slices"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -35,6 +36,28 @@ var (
 	}
 )
 
+// Errors that NVLink 5 counts for each link: packets that were malformed,
+// overran a buffer, came with errors, were marked so by the other side, did not
+// match, broke the link's own limit or were discarded; then errors that were
+// left after correction.
+var link5Errors = []uint32{
+	gonvml.FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, gonvml.FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+	gonvml.FI_DEV_NVLINK_COUNT_RCV_ERRORS, gonvml.FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
+	gonvml.FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS, gonvml.FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+	gonvml.FI_DEV_NVLINK_COUNT_XMIT_DISCARDS,
+	gonvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, gonvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+}
+
+// link5Recoveries count how often a link left the state up: whatever came of
+// it, with success, without.
+var link5Recoveries = []uint32{
+	gonvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+	gonvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, gonvml.FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+}
+
+// link5Rates are the bit error rates that belong to the last two of link5Errors.
+var link5Rates = []uint32{gonvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, gonvml.FI_DEV_NVLINK_COUNT_SYMBOL_BER}
+
 const symbolFields = "nvmlDeviceGetFieldValues"
 
 // field reads one field value; link is its scope.
@@ -45,6 +68,38 @@ func (d device) field(id uint32, link int) Reading[uint64] {
 			return 0, ret
 		}
 		return number(v[0]), gonvml.Return(v[0].NvmlReturn)
+	}, symbolFields)
+}
+
+// link5 reads the counters of an NVLink 5 link in one call. The reason is that
+// of the first one where none is answered, as on links of another generation.
+func (d device) link5(link int) Reading[Link5] {
+	return ask(d.library, d.scope, func() (Link5, gonvml.Return) {
+		ids := slices.Concat(link5Errors, link5Recoveries, link5Rates)
+		values := make([]gonvml.FieldValue, len(ids))
+		for i, id := range ids {
+			values[i] = gonvml.FieldValue{FieldId: id, ScopeId: uint32(link)}
+		}
+		if ret := d.GetFieldValues(values); ret != gonvml.SUCCESS {
+			return Link5{}, ret
+		}
+		answered := map[uint32]uint64{}
+		for _, v := range values {
+			if gonvml.Return(v.NvmlReturn) == gonvml.SUCCESS {
+				answered[v.FieldId] = number(v)
+			}
+		}
+		if len(answered) == 0 {
+			return Link5{}, gonvml.Return(values[0].NvmlReturn)
+		}
+		var out Link5
+		for _, id := range link5Errors {
+			out.Errors += answered[id]
+		}
+		// A driver may count the outcomes and not the sum of them.
+		out.Recoveries = max(answered[link5Recoveries[0]], answered[link5Recoveries[1]]+answered[link5Recoveries[2]])
+		out.EffectiveRate, out.SymbolRate = answered[link5Rates[0]], answered[link5Rates[1]]
+		return out, gonvml.SUCCESS
 	}, symbolFields)
 }
 

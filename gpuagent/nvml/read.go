@@ -123,7 +123,14 @@ func (d device) links(to *Device) {
 	to.LinkCount = d.field(fieldLinkCount, 0)
 	if to.LinkCount.OK() && to.LinkCount.Value <= gonvml.NVLINK_MAX_LINKS {
 		for l := range int(to.LinkCount.Value) {
-			to.Links = append(to.Links, d.link(l))
+			link := d.link(l)
+			// The links of a GPU are of one generation: the first one tells.
+			if l == 0 || to.Links[0].Five.Code != NotSupported {
+				link.Five = d.link5(l)
+			} else {
+				link.Five = to.Links[0].Five
+			}
+			to.Links = append(to.Links, link)
 		}
 	}
 	to.Fabric = d.fabric()

@@ -165,6 +165,17 @@ type Link struct {
 	Replay   Reading[uint64] `json:"replay"`
 	Recovery Reading[uint64] `json:"recovery"`
 	CRC      Reading[uint64] `json:"crc"`
+	// Five has what NVLink 5 counts instead of replay, recovery and CRC.
+	Five Reading[Link5] `json:"five"`
+}
+
+// Link5 are the counters of one NVLink 5 link. The rates are bit error rates as
+// the driver packs them: mantissa and negative exponent.
+type Link5 struct {
+	Errors        uint64 `json:"errors"`
+	Recoveries    uint64 `json:"recoveries"`
+	EffectiveRate uint64 `json:"effectiveRate"`
+	SymbolRate    uint64 `json:"symbolRate"`
 }
 
 // Fabric is the NVSwitch fabric as the GPU sees it; Version says which form of

@@ -42,6 +42,20 @@ func TestASnapshotHoldsWhatTheDriverShows(t *testing.T) {
 	require.Equal(t, h.UUID(0), d.Peers[0].UUID)
 }
 
+func TestNVLink5CountersAreReadWhereTheLinksHaveThem(t *testing.T) {
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set("gpus", "2", "gpu.1.nvlink.generation", "5",
+		"gpu.1.field.206.3", "2", "gpu.1.field.212.3", "1", "gpu.1.field.221.3", "4", "gpu.1.field.214.3", "1", "gpu.1.field.220.3", "511"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, NotSupported, s.Devices[0].Links[17].Five.Code)
+	require.True(t, s.Devices[0].Links[17].Replay.OK())
+	five := s.Devices[1].Links
+	require.Equal(t, NotSupported, five[3].Replay.Code)
+	require.Equal(t, Link5{Errors: 7, Recoveries: 1, EffectiveRate: 511}, five[3].Five.Value)
+	require.True(t, five[17].Five.OK())
+}
+
 func TestAnOlderFormOfACallIsAskedWhereTheNewerIsMissing(t *testing.T) {
 	h := fakes.NewHost(t, fakes.Without("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons"))
 	require.NoError(t, h.Set("gpus", "1"))

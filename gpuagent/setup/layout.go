@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -123,13 +124,30 @@ func Decode(text []byte, out any) error {
 	return nil
 }
 
-// Pick chooses the layout of a file: the one named, or the only one.
-func Pick[T any](kind string, configs map[string][]T, label string) ([]T, error) {
-	names := make([]string, 0, len(configs))
-	for name := range configs {
-		names = append(names, name)
+// Layouts checks the layouts of a file, under the key that holds them, and
+// chooses the one named, or the only one. All must be valid: a file with a
+// mistake in it is not half used.
+func Layouts[E any](kind, key, version string, configs map[string][]E, check func(E) error, label string) ([]E, error) {
+	if version != Version {
+		return nil, Bad(kind, "version: "+Version, fmt.Sprintf("version: %q", version), "correct the file")
 	}
-	slices.Sort(names)
+	if len(configs) == 0 {
+		return nil, Bad(kind, "at least one layout under "+key, "none", "correct the file")
+	}
+	names := slices.Sorted(maps.Keys(configs))
+	for _, name := range names {
+		if name == "" {
+			return nil, Bad(kind, "a label for each layout", "an empty one", "name the layout")
+		}
+		if len(configs[name]) == 0 {
+			return nil, Bad(kind+" "+name, "at least one entry", "none", "correct the file")
+		}
+		for i, e := range configs[name] {
+			if err := check(e); err != nil {
+				return nil, Bad(fmt.Sprintf("%s %s, entry %d", kind, name, i+1), "", err.Error(), "correct the file")
+			}
+		}
+	}
 	if label == "" && len(names) == 1 {
 		label = names[0]
 	}
@@ -141,4 +159,40 @@ func Pick[T any](kind string, configs map[string][]T, label string) ([]T, error)
 		return nil, Bad(kind, "one of "+strings.Join(names, ", "), fmt.Sprintf("label %q", label), "name a layout of the file")
 	}
 	return entries, nil
+}
+
+// GPU is what an entry selects a GPU by; Name is what a person knows it by.
+type GPU struct {
+	Index      int
+	PCIID      uint32
+	UUID, Name string
+}
+
+// Entry is one entry of a layout.
+type Entry interface {
+	Takes(index int, pciID uint32) bool
+	Missing(count int) []int
+}
+
+// Assign gives each GPU, by UUID, the entry that selects it. GPUs that no entry
+// selects are left alone.
+func Assign[E Entry](kind string, entries []E, gpus []GPU) (map[string]E, error) {
+	out := map[string]E{}
+	for i, e := range entries {
+		object := fmt.Sprintf("%s, entry %d", kind, i+1)
+		if missing := e.Missing(len(gpus)); len(missing) > 0 {
+			return nil, Bad(object, fmt.Sprintf("indices below %d", len(gpus)), strings.Trim(fmt.Sprint(missing), "[]"),
+				"the host has fewer GPUs than the layout names: correct it, or find the lost GPU")
+		}
+		for _, g := range gpus {
+			if !e.Takes(g.Index, g.PCIID) {
+				continue
+			}
+			if _, twice := out[g.UUID]; twice {
+				return nil, Bad(object, "each GPU in one entry", fmt.Sprintf("GPU %d (%s) is selected by an earlier one too", g.Index, g.Name), "correct the file")
+			}
+			out[g.UUID] = e
+		}
+	}
+	return out, nil
 }

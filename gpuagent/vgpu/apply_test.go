@@ -328,10 +328,10 @@ func TestThePlanCommandShowsWhatWouldBeDone(t *testing.T) {
 	k, _ := newKernel(t, Vendor, 4)
 	file := filepath.Join(t.TempDir(), "layout.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {H100-40C: 2}}]}\n"), 0o600))
-	c := command(nvml.Setters{}, true)
+	c := Command(nvml.Setters{}, func(string) Writer { return k })
 	var out bytes.Buffer
 	c.SetOut(&out)
-	c.SetArgs([]string{"-f", file, "--root", k.root, "--exit-code"})
+	c.SetArgs([]string{"plan", "-f", file, "--root", k.root, "--exit-code"})
 	var exit *setup.Exit
 	require.ErrorAs(t, c.ExecuteContext(t.Context()), &exit)
 	require.Equal(t, setup.ExitChanges, exit.ExitCode())

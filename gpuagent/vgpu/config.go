@@ -38,33 +38,17 @@ var typeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9 -]*-[0-9]+[ABCQ](ME|NO
 // stands before the memory.
 var migBacked = regexp.MustCompile(`-[0-9]+-[0-9]+[ABCQ](ME|NOME|MEALL|GFX)?$`)
 
+// kind is what messages call a layout.
+const kind = "vGPU layout"
+
 // Parse reads a file and chooses one of its layouts: the one named, or the
 // only one.
 func Parse(text []byte, label string) ([]Entry, error) {
 	var f file
 	if err := setup.Decode(text, &f); err != nil {
-		return nil, setup.Bad("vGPU layout", "a file in vgpu-device-manager's format", err.Error(), "correct the file")
+		return nil, setup.Bad(kind, "a file in vgpu-device-manager's format", err.Error(), "correct the file")
 	}
-	if f.Version != setup.Version {
-		return nil, setup.Bad("vGPU layout", "version: "+setup.Version, fmt.Sprintf("version: %q", f.Version), "correct the file")
-	}
-	if len(f.Configs) == 0 {
-		return nil, setup.Bad("vGPU layout", "at least one layout under vgpu-configs", "none", "correct the file")
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.Configs)) {
-		if name == "" {
-			return nil, setup.Bad("vGPU layout", "a label for each layout", "an empty one", "name the layout")
-		}
-		if len(f.Configs[name]) == 0 {
-			return nil, setup.Bad("vGPU layout "+name, "at least one entry", "none", "correct the file")
-		}
-		for i, e := range f.Configs[name] {
-			if err := e.check(); err != nil {
-				return nil, setup.Bad(fmt.Sprintf("vGPU layout %s, entry %d", name, i+1), "", err.Error(), "correct the file")
-			}
-		}
-	}
-	return setup.Pick("vGPU layout", f.Configs, label)
+	return setup.Layouts(kind, "vgpu-configs", f.Version, f.Configs, Entry.check, label)
 }
 
 func (e Entry) check() error {
@@ -100,32 +84,23 @@ func bare(name string) string {
 	return name
 }
 
-// resolve gives each GPU its types. GPUs that no entry selects are left alone.
+// resolve gives each GPU its types.
 func resolve(entries []Entry, gpus []GPU) (map[string]map[string]int, error) {
+	var known []setup.GPU
+	for _, g := range gpus {
+		known = append(known, setup.GPU{Index: g.Index, PCIID: g.PCIID, UUID: g.UUID, Name: g.PCI})
+	}
+	selected, err := setup.Assign(kind, entries, known)
 	out := map[string]map[string]int{}
-	for i, e := range entries {
-		object := fmt.Sprintf("vGPU layout, entry %d", i+1)
-		if missing := e.Missing(len(gpus)); len(missing) > 0 {
-			return nil, setup.Bad(object, fmt.Sprintf("indices below %d", len(gpus)), strings.Trim(fmt.Sprint(missing), "[]"),
-				"the host has fewer GPUs than the layout names: correct it, or find the lost GPU")
-		}
-		for _, g := range gpus {
-			if !e.Takes(g.Index, g.PCIID) {
-				continue
+	for uuid, e := range selected {
+		out[uuid] = map[string]int{}
+		for name, count := range e.VGPUDevices {
+			if count > 0 {
+				out[uuid][name] = count
 			}
-			if _, twice := out[g.UUID]; twice {
-				return nil, setup.Bad(object, "each GPU in one entry", fmt.Sprintf("GPU %d (%s) is selected by an earlier one too", g.Index, g.PCI), "correct the file")
-			}
-			types := map[string]int{}
-			for name, count := range e.VGPUDevices {
-				if count > 0 {
-					types[name] = count
-				}
-			}
-			out[g.UUID] = types
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // CheckScheduler refuses a policy that nobody knows.

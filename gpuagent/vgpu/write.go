@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
@@ -57,8 +58,14 @@ func (s Sysfs) EnableVFs(ctx context.Context, pci string) error {
 	return nil
 }
 
-// ReadOnly refuses every change: for hosts that somebody else answers for.
-type ReadOnly struct{}
+// ReadOnly is a Driver and a Writer that refuses every change: for hosts that
+// somebody else answers for.
+type ReadOnly struct{ Driver }
+
+// ActVGPU refuses.
+func (ReadOnly) ActVGPU(_ context.Context, a nvml.VGPUAct) (nvml.VGPUGPU, error) {
+	return nvml.VGPUGPU{}, fmt.Errorf("%w: %s on GPU %s: this run only reads", setup.ErrRefused, a.Kind, a.UUID)
+}
 
 // Write refuses.
 func (ReadOnly) Write(path, value string) error {

@@ -13,8 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/refit-run/refit/gpuagent/agent"
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/cuda"
+	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/mig"
 	"github.com/refit-run/refit/gpuagent/setup"
 	"github.com/refit-run/refit/gpuagent/vgpu"
@@ -84,7 +86,9 @@ Environment:
                      variables of Temporal's clients, for run`,
 		SilenceUsage: true, SilenceErrors: true,
 	}
-	root.AddCommand(checkCommand(), baselineCommand(), runCommand(), cuda.Command(), mig.Command(), vgpu.Command())
+	setters := agent.NewSetters(host.New().Root)
+	root.AddCommand(checkCommand(), baselineCommand(), runCommand(), cuda.Command(), mig.Command(setters, setters.Reset),
+		vgpu.Command(setters, func(root string) vgpu.Writer { return agent.NewSetters(root) }))
 	return root
 }
 

@@ -161,18 +161,7 @@ func TestEveryExitCodeIsInTheHelp(t *testing.T) {
 // A killed agent takes its children along, and the one after it serves the
 // same request again.
 func TestAnAgentKilledInAStepIsReplacedAndTheRequestIsServed(t *testing.T) {
-	server := temporalBinary()
-	if server == "" {
-		t.Skip("no Temporal CLI: make it with `make build`, or name it in REFIT_TEST_TEMPORAL")
-	}
-	address := startServer(t, server)
-	c := dial(t, address)
-	w := worker.New(c, "test", worker.Options{})
-	w.RegisterWorkflowWithOptions(validate, workflow.RegisterOptions{Name: "validate"})
-	require.NoError(t, w.Start())
-	t.Cleanup(w.Stop)
-	t.Setenv("TEMPORAL_ADDRESS", address)
-	t.Setenv("REFIT_CLUSTER", "test")
+	c := temporalWith(t)
 	for _, step := range []struct{ name, fault string }{
 		{"the first look at the driver", "hang.nvmlInit"}, {"a reading", "hang.nvmlDeviceGetTemperature"}, {"the kernel launch", "gpu.0.cuda.hang.kernel"},
 	} {
@@ -197,6 +186,44 @@ func TestAnAgentKilledInAStepIsReplacedAndTheRequestIsServed(t *testing.T) {
 			require.Equal(t, gpu.Pass, verdict)
 		})
 	}
+}
+
+// The driver may come while the agent runs: it starts without one and says
+// what is missing.
+func TestAnAgentOnAHostWithoutADriverServes(t *testing.T) {
+	c := temporalWith(t)
+	host := newWorld(t)
+	require.NoError(t, host.gpus.RemoveLibraries())
+	startAgent(t)
+	for _, want := range []gpu.Verdict{gpu.Unfit, gpu.Pass} {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		defer cancel()
+		run, err := c.ExecuteWorkflow(ctx, client.StartWorkflowOptions{TaskQueue: "test"}, "validate")
+		require.NoError(t, err)
+		var verdict gpu.Verdict
+		require.NoError(t, run.Get(ctx, &verdict))
+		require.Equal(t, want, verdict)
+		require.NoError(t, host.gpus.Swap())
+	}
+}
+
+// temporalWith starts a Temporal server with a worker of the workflow below,
+// and points agents at it.
+func temporalWith(t *testing.T) client.Client {
+	t.Helper()
+	server := temporalBinary()
+	if server == "" {
+		t.Skip("no Temporal CLI: make it with `make build`, or name it in REFIT_TEST_TEMPORAL")
+	}
+	address := startServer(t, server)
+	c := dial(t, address)
+	w := worker.New(c, "test", worker.Options{})
+	w.RegisterWorkflowWithOptions(validate, workflow.RegisterOptions{Name: "validate"})
+	require.NoError(t, w.Start())
+	t.Cleanup(w.Stop)
+	t.Setenv("TEMPORAL_ADDRESS", address)
+	t.Setenv("REFIT_CLUSTER", "test")
+	return c
 }
 
 func validate(ctx workflow.Context) (gpu.Verdict, error) {

@@ -109,6 +109,22 @@ func (t *Tree) Reboot(bootID string) error {
 	return t.Write("dev/kmsg", "[    5.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n")
 }
 
+// ServiceVersion makes a systemd unit active, with a program that tells its
+// version.
+func (t *Tree) ServiceVersion(name, program, version string) error {
+	const pid = "4711"
+	if err := t.Write("sys/fs/cgroup/system.slice/"+name+".service/cgroup.procs", "1\n"+pid+"\n"); err != nil {
+		return err
+	}
+	if err := t.Write("proc/"+pid+"/comm", program[:min(len(program), 15)]+"\n"); err != nil {
+		return err
+	}
+	if err := t.Write("proc/"+pid+"/exe", "#!/bin/sh\necho \"Fabric Manager version is : "+version+"\"\n"); err != nil {
+		return err
+	}
+	return os.Chmod(filepath.Join(t.Root, "proc", pid, "exe"), 0o755)
+}
+
 // Service makes a systemd unit active or not.
 func (t *Tree) Service(name string, active bool) error {
 	procs := ""

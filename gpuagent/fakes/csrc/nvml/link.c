@@ -46,6 +46,8 @@ API nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t d, unsigned link, int counter, 
 	char key[48];
 	if (counter < 0 || counter > 4)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (state_number(d->gpu, "nvlink.generation", 4) >= 5)
+		return NVML_ERROR_NOT_SUPPORTED;
 	link_key(key, sizeof key, link, counters[counter]);
 	if (is_unsupported(d->gpu, key))
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -148,6 +150,9 @@ static int field(int gpu, unsigned id, unsigned scope, long long *out) {
 		*out = state_number(gpu, link_key(link, sizeof link, scope, "speed"), *out);
 		return (int)scope < links;
 	case 161: case 162: case 163:
+		// NVLink 5 counts 206 to 215 and 219 to 222 in their place.
+		if (state_number(gpu, "nvlink.generation", 4) >= 5)
+			return 0;
 		*out = state_number(gpu, link_key(link, sizeof link, scope, counters[id - 161]), 0);
 		return (int)scope < links;
 	case 193: *out = -8; return 1;
@@ -157,6 +162,8 @@ static int field(int gpu, unsigned id, unsigned scope, long long *out) {
 	case 230: *out = state_number(gpu, "recovery", 0); return !is_unsupported(gpu, "recovery");
 	}
 	*out = 0;
+	if ((id >= 206 && id <= 215) || (id >= 219 && id <= 222))
+		return state_number(gpu, "nvlink.generation", 4) >= 5 && (int)scope < links;
 	return (id >= 173 && id <= 183) || id == 169;
 }
 
