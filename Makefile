@@ -16,7 +16,7 @@ KUBE_LDFLAGS := -s -w -X $(VERSION_PKG).gitVersion=v$(KUBE_VERSION) -X $(VERSION
 PRODUCT := $(BIN)/refit $(BIN)/refit-worker $(BIN)/refit-gpuagent
 WORLD := $(BIN)/refit-kube $(BIN)/kwok $(BIN)/temporal $(BIN)/refit-sandbox
 
-.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck generate coverage-check pictures record-histories clean FORCE
+.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck test-gpu gpu-bundle generate coverage-check pictures record-histories clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,11 +60,11 @@ $(BIN)/temporal: tools/temporal/go.mod tools/temporal/go.sum
 demo: ## the real thing on the embedded sandbox
 	@tools/demo.sh
 
-# Tests that need a program are told where it is; -strict (in CI) fails the run
-# when one was skipped all the same.
+# Tests that need a program are told where it is. In CI -strict fails the run
+# when one was skipped all the same, and -again runs what failed once more.
 TEST_ENV := REFIT_BIN=$(BIN) REFIT_TEST_KUBE=$(BIN)/refit-kube REFIT_TEST_TEMPORAL=$(BIN)/temporal \
 	REFIT_SANDBOX_KUBE=$(BIN)/refit-kube REFIT_SANDBOX_KWOK=$(BIN)/kwok REFIT_SANDBOX_TEMPORAL=$(BIN)/temporal
-REPORT := $(BIN)/testreport $(if $(CI),-strict)
+REPORT := $(BIN)/testreport $(if $(CI),-strict -again)
 UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay
 
 $(BIN)/testreport: FORCE
@@ -73,18 +73,22 @@ $(BIN)/testreport: FORCE
 test: test-unit test-e2e ## everything a change must pass
 
 test-unit: world product $(BIN)/testreport ## packages of both modules
-	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json $(UNIT) | $(REPORT)
-	$(CGO) $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json $(GPUAGENT) | $(REPORT)
-	cd sandbox && $(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -json ./... | $(REPORT)
+	$(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- $(UNIT)
+	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- $(GPUAGENT)
+	cd sandbox && $(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- ./...
 
 test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
-	@$(TEST_ENV) tools/e2e.sh
+	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 30m -- ./tests/e2e
 
 test-long: world product $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
-	@REFIT_TEST_LONG=1 REFIT_TEST_TIMEOUT=120m $(TEST_ENV) tools/e2e.sh
+	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e
+
+# The tests mostly wait, so two of them share the cores. They run on real clocks
+# (a heartbeat may be 5 s late), so not more.
+E2E := $(GO) test $(GOFLAGS_BUILD) -count=1 -parallel 2
 
 race: $(BIN)/testreport ## the race detector on what is concurrent
-	$(CGO) $(TEST_ENV) $(GO) test -race -json $(RACE_PACKAGES) | $(REPORT)
+	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test -race -- $(RACE_PACKAGES)
 
 RACE_PACKAGES := ./activities/artifact ./activities/mask ./activities/kube ./activities/tensorfusion \
 	./gpuagent/child ./gpuagent/host
@@ -100,6 +104,12 @@ workflowcheck: ## no clock, map range or goroutine in workflow code
 bench: world product ## one line per figure
 	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 60m -run '^$$' -bench . ./tests/bench
 	$(CGO) REFIT_BIN=$(BIN) $(GO) test $(GOFLAGS_BUILD) -count=1 -run '^$$' -bench . -benchtime 1x ./gpuagent/bench
+
+test-gpu: ## on a real GPU, read-only; writes docs/gpu-h200.md
+	REFIT_TEST_GPU=1 $(CGO) $(GO) test $(GOFLAGS_BUILD) -count=1 -v -timeout 45m -run '^TestTheGPUsAsFound$$' ./gpuagent/realgpu -args -page $(CURDIR)/docs/gpu-h200.md
+
+gpu-bundle: ## the agent and its GPU tests in bin/gpu, for a host without network and Go
+	@GO=$(GO) tools/gpu-bundle.sh
 
 generate: ## schemas of the plan files and the coverage table
 	$(GO) test $(GOFLAGS_BUILD) -count=1 ./starter/planfile/schema -update

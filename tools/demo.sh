@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job on the embedded sandbox: a TensorFusion upgrade of 8 GPU nodes in
-# 2 pools, with the gate after the canary. Without a terminal, or with
+# 2 pools, with the gate after the canary. Each node has the real node agent, on
+# fake driver libraries. Without a terminal, or with
 # DEMO_YES=1, it approves by itself; in a terminal it waits for you and leaves
 # the sandbox up until Ctrl-C.
 set -euo pipefail
@@ -16,7 +17,7 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*" | if [ -t 1 ]; then cat; else sed 's/
 say "1. Build (first time about 10-20 minutes on 2 cores, later seconds)"
 make --no-print-directory build
 
-say "2. Sandbox: Kubernetes API, 8 GPU nodes, TensorFusion, Temporal"
+say "2. Sandbox: Kubernetes API, 8 GPU nodes with real node agents on fake GPUs, TensorFusion, Temporal"
 worker_pid=
 cleanup() {
   status=$?
@@ -26,7 +27,7 @@ cleanup() {
   exit $status
 }
 trap cleanup EXIT INT TERM
-refit-sandbox up --name "$name" --pools shared=4,training=4 >/dev/null
+refit-sandbox up --name "$name" --agents real --pools shared=4,training=4 >/dev/null
 eval "$(refit-sandbox env --name "$name")"
 refit setup
 refit-worker >"$REFIT_SANDBOX/worker.log" 2>&1 &

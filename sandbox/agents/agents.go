@@ -1,7 +1,9 @@
-// Package agents simulates what runs on GPU hosts: the node agents, one
-// Temporal worker per node on that node's task queue, and the verdict of the
-// CUDA probe in canary Jobs. It implements the contract of activities/gpu and
-// must not know how a rollout uses it.
+// Package agents holds what runs on the GPU hosts of a sandbox: the node
+// agents, one Temporal worker per node on that node's task queue, and the
+// verdict of the CUDA probe in canary Jobs. The agents are simulated in this
+// process (Fleet) or the product's own program on fake driver libraries
+// (Real); both follow the contract of activities/gpu. It must not know how a
+// rollout uses them.
 package agents
 
 import (
@@ -16,6 +18,7 @@ import (
 	"go.temporal.io/sdk/worker"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/sandbox/process"
 )
 
 // heartbeatEvery is short enough for a caller that wants to notice a dead
@@ -44,9 +47,9 @@ func NewFleet(c client.Client, cluster string, nodes []string, gpus int, validat
 }
 
 // Start starts every agent.
-func (f *Fleet) Start() error {
+func (f *Fleet) Start(ctx context.Context) error {
 	for node := range f.hosts {
-		if err := f.StartNode(node); err != nil {
+		if err := f.StartNode(ctx, node); err != nil {
 			return err
 		}
 	}
@@ -66,6 +69,9 @@ func (f *Fleet) Stop() {
 	all.Wait()
 }
 
+// Components: the simulated agents live in this process and have none.
+func (f *Fleet) Components() []*process.Keeper { return nil }
+
 // Running is the number of agents that poll.
 func (f *Fleet) Running() int {
 	f.mu.Lock()
@@ -74,7 +80,7 @@ func (f *Fleet) Running() int {
 }
 
 // StartNode starts the agent of one node; it does nothing when it runs.
-func (f *Fleet) StartNode(node string) error {
+func (f *Fleet) StartNode(_ context.Context, node string) error {
 	h, err := f.host(node)
 	if err != nil {
 		return err
@@ -133,19 +139,22 @@ func (f *Fleet) setBroken(node string, broken bool) error {
 }
 
 // Heal repairs every host and starts every agent.
-func (f *Fleet) Heal() error {
+func (f *Fleet) Heal(ctx context.Context) error {
 	for _, h := range f.hosts {
 		h.setBroken(false)
 	}
-	return f.Start()
+	return f.Start(ctx)
 }
 
 func (f *Fleet) host(node string) (*host, error) {
-	h := f.hosts[node]
-	if h == nil {
-		return nil, fmt.Errorf("node %q: expected one of the sandbox's %d GPU nodes, found no such node", node, len(f.hosts))
+	if h := f.hosts[node]; h != nil {
+		return h, nil
 	}
-	return h, nil
+	return nil, unknownNode(node, len(f.hosts))
+}
+
+func unknownNode(node string, nodes int) error {
+	return fmt.Errorf("node %q: expected one of the sandbox's %d GPU nodes, found no such node", node, nodes)
 }
 
 // agent holds the activities of one host.

@@ -28,6 +28,11 @@ type Status struct {
 	Nodes      int              `json:"nodes"`
 	NodesReady int              `json:"nodesReady"`
 	Agents     int              `json:"agents"`
+	// AgentKind is simulated or real.
+	AgentKind string `json:"agentKind"`
+	// Controller is the real TensorFusion controller's program; empty with the
+	// double.
+	Controller string `json:"controller,omitempty"`
 	// Notes say what could not be found out.
 	Notes []string `json:"notes,omitempty"`
 }

@@ -19,25 +19,32 @@ import (
 	"github.com/refit-run/refit/sandbox/registry"
 )
 
-// Double is what a TensorFusion controller double can be told.
-type Double interface {
-	Fault(ctx context.Context, name string, args ...string) error
+// Agents are the node agents, simulated or real.
+type Agents interface {
+	// Break makes a GPU of the node fail its validation; Repair heals it.
+	Break(node string) error
+	Repair(node string) error
+	StartNode(ctx context.Context, node string) error
+	StopNode(node string) error
+	// Heal repairs every host and starts every agent.
+	Heal(ctx context.Context) error
 }
 
-// Targets are the parts of a sandbox that faults act on. Double is nil in a
-// sandbox without TensorFusion.
+// Targets are the parts of a sandbox that faults act on.
 type Targets struct {
 	Kube      kubernetes.Interface
 	Dynamic   dynamic.Interface
 	Namespace string
 	Release   string
-	Fleet     *agents.Fleet
+	Agents    Agents
 	Canary    *agents.Canary
 	Registry  *registry.Registry
 	Greptime  *greptime.Server
 	APIServer *process.Keeper
 	Temporal  *process.Keeper
-	Double    Double
+	// RestartController ends the TensorFusion controller's process, the
+	// double's or a real one, which starts again; nil without TensorFusion.
+	RestartController func(context.Context) error
 	// APIReady waits until the API server answers again.
 	APIReady func(context.Context) error
 	// After runs a function later; a second call replaces the first.
@@ -98,11 +105,13 @@ func Inject(ctx context.Context, t *Targets, name string, args []string) error {
 	return nil
 }
 
-func gpuFails(_ context.Context, t *Targets, args []string) error    { return t.Fleet.Break(args[0]) }
-func gpuRepaired(_ context.Context, t *Targets, args []string) error { return t.Fleet.Repair(args[0]) }
-func agentsStop(_ context.Context, t *Targets, args []string) error  { return t.Fleet.StopNode(args[0]) }
-func agentsStart(_ context.Context, t *Targets, args []string) error {
-	return t.Fleet.StartNode(args[0])
+func gpuFails(_ context.Context, t *Targets, args []string) error    { return t.Agents.Break(args[0]) }
+func gpuRepaired(_ context.Context, t *Targets, args []string) error { return t.Agents.Repair(args[0]) }
+func agentsStop(_ context.Context, t *Targets, args []string) error {
+	return t.Agents.StopNode(args[0])
+}
+func agentsStart(ctx context.Context, t *Targets, args []string) error {
+	return t.Agents.StartNode(ctx, args[0])
 }
 
 func canaryVerdict(_ context.Context, t *Targets, args []string) error {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/refit-run/refit/sandbox/agents"
 	"github.com/refit-run/refit/sandbox/kwok"
-	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
 
 // Label marks every object that a fault leaves in the cluster, for clear.
@@ -110,17 +109,17 @@ func hypervisorReplaced(ctx context.Context, t *Targets, args []string) error {
 	return nil
 }
 
-// controllerRestart deletes the controller's pods; the double loses its
-// memory as a real process would.
+// controllerRestart deletes the controller's pods and ends the process that
+// they stand for.
 func controllerRestart(ctx context.Context, t *Targets, _ []string) error {
 	selector := metav1.ListOptions{LabelSelector: componentLabel + "=" + operator}
 	if err := t.Kube.CoreV1().Pods(t.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {
 		return fmt.Errorf("controller pods: %w", err)
 	}
-	if t.Double == nil {
+	if t.RestartController == nil {
 		return nil
 	}
-	return t.Double.Fault(ctx, tensorfusion.ControllerRestart)
+	return t.RestartController(ctx)
 }
 
 func pdbBlocks(ctx context.Context, t *Targets, args []string) error {
@@ -181,7 +180,7 @@ func heal(ctx context.Context, t *Targets, _ []string) error {
 	t.Canary.Answer(agents.OK)
 	t.Registry.Heal()
 	t.Greptime.SetDown(false)
-	problems := []error{t.Fleet.Heal(), t.APIServer.Start()}
+	problems := []error{t.Agents.Heal(ctx), t.APIServer.Start()}
 	if err := t.APIReady(ctx); err != nil {
 		return errors.Join(append(problems, err)...)
 	}

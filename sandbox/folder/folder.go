@@ -70,6 +70,32 @@ type Options struct {
 	GPUs          int           `json:"gpus"`
 	ReadyAfter    time.Duration `json:"readyAfter"`
 	ValidateTakes time.Duration `json:"validateTakes"`
+	// Lease is how long the double's leader lease lasts; 0 is the controller's.
+	Lease time.Duration `json:"lease,omitempty"`
+	// Agents is the kind of the node agents, empty for simulated ones.
+	Agents string `json:"agents,omitempty"`
+	// Controller is the program of a real TensorFusion controller; empty for
+	// the double.
+	Controller string `json:"controller,omitempty"`
+	// Datastores adds a node whose pods are processes, and the datastores on it.
+	Datastores bool `json:"datastores,omitempty"`
+}
+
+// Kinds of node agents.
+const (
+	SimulatedAgents = "simulated"
+	RealAgents      = "real"
+)
+
+// RealAgents says whether the nodes have the product's own agent.
+func (o Options) RealAgents() bool { return o.Agents == RealAgents }
+
+// AgentKind names the kind of the node agents.
+func (o Options) AgentKind() string {
+	if o.RealAgents() {
+		return RealAgents
+	}
+	return SimulatedAgents
 }
 
 // Nodes is the number of GPU nodes over all pools.

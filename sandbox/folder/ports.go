@@ -35,6 +35,7 @@ type Ports struct {
 	GreptimeHTTP      int `json:"greptimeHTTP"`
 	Webhook           int `json:"webhook"`
 	ControllerAPI     int `json:"controllerAPI"`
+	ControllerProbes  int `json:"controllerProbes"`
 }
 
 func portsOf(block int) Ports {
@@ -44,6 +45,7 @@ func portsOf(block int) Ports {
 		TemporalMetrics: p + 4, EtcdClient: p + 5, EtcdPeer: p + 6, APIServer: p + 7,
 		ControllerManager: p + 8, Scheduler: p + 9, Kwok: p + 10, GreptimeMySQL: p + 11,
 		GreptimeHTTP: p + 12, Webhook: p + 13, ControllerAPI: p + 14,
+		ControllerProbes: p + 15,
 	}
 }
 

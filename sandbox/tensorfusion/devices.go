@@ -30,16 +30,20 @@ func DeviceUUID(node string, index int) string {
 // reports its devices as GPU objects. It does so without any controller.
 func (d *Double) reconcileDevices(ctx context.Context, key string) (time.Duration, error) {
 	u, ok := d.caches.get(nodeResource, key)
-	node := d.caches.node(key)
-	if !ok || node == nil || u.GetDeletionTimestamp() != nil {
+	if !ok || u.GetDeletionTimestamp() != nil {
 		return 0, nil
 	}
 	if d.readyHypervisor(key) == nil {
 		return 0, nil
 	}
+	node := d.caches.node(key)
 	pool, err := d.pool(poolOf(u.GetLabels()))
-	if err != nil || pool == nil {
+	if err != nil {
 		return 0, err
+	}
+	if node == nil || pool == nil {
+		// Each cache fills on its own, and neither wakes this queue.
+		return look, nil
 	}
 	have := map[string]bool{}
 	for _, gpu := range d.caches.indexed(gpuResource, byNode, key) {

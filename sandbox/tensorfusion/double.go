@@ -35,6 +35,11 @@ type Options struct {
 	// WebhookAddr and APIAddr are loopback addresses; empty picks a port.
 	WebhookAddr string
 	APIAddr     string
+	// HypervisorsOnly leaves the controller to a real process that serves its
+	// webhook at WebhookAddr: no election, no lease, no webhook here. What has
+	// no counterpart in a sandbox goes on: the hypervisors with their devices,
+	// the chart's hook Jobs and the storage class.
+	HypervisorsOnly bool
 	// GPUsPerNode that each hypervisor reports; 0 is 2.
 	GPUsPerNode int
 	// Concurrency of the node reconciler; 0 is 8.
@@ -50,8 +55,9 @@ type Double struct {
 	clock   clock.WithTicker
 	log     *slog.Logger
 
-	webhook net.Listener
-	api     net.Listener
+	webhook     net.Listener // nil when a real controller serves it
+	webhookAddr string
+	api         net.Listener
 
 	caches   *caches
 	queues   *queues
@@ -103,11 +109,18 @@ func New(options Options) (*Double, error) {
 		clock: options.Clock, log: options.Log,
 		ready: make(chan struct{}),
 	}
-	if d.webhook, err = listen(options.WebhookAddr); err != nil {
-		return nil, fmt.Errorf("tensorfusion double: webhook: %w", err)
+	d.webhookAddr = options.WebhookAddr
+	if !options.HypervisorsOnly {
+		if d.webhook, err = listen(options.WebhookAddr); err != nil {
+			return nil, fmt.Errorf("tensorfusion double: webhook: %w", err)
+		}
+		d.webhookAddr = d.webhook.Addr().String()
 	}
 	if d.api, err = listen(options.APIAddr); err != nil {
-		return nil, errors.Join(fmt.Errorf("tensorfusion double: API: %w", err), d.webhook.Close())
+		return nil, errors.Join(fmt.Errorf("tensorfusion double: API: %w", err), d.closeWebhook())
+	}
+	if err := d.createAuthority(); err != nil {
+		return nil, errors.Join(fmt.Errorf("tensorfusion double: webhook certificate: %w", err), d.api.Close(), d.closeWebhook())
 	}
 	d.queues = newQueues(d.clock)
 	d.caches = newCaches(client, custom, options.Namespace)
@@ -122,7 +135,17 @@ func listen(address string) (net.Listener, error) {
 }
 
 // WebhookURL is the value for controller.admissionWebhooks.url.
-func (d *Double) WebhookURL() string { return "https://" + d.webhook.Addr().String() + webhookPath }
+func (d *Double) WebhookURL() string { return "https://" + d.webhookAddr + webhookPath }
+
+// WebhookCertificate and its key are what the webhook's caller trusts, PEM.
+func (d *Double) WebhookCertificate() (cert, key []byte) { return d.ca.pem, d.ca.key }
+
+func (d *Double) closeWebhook() error {
+	if d.webhook == nil {
+		return nil
+	}
+	return d.webhook.Close()
+}
 
 // APIAddr serves /api/allocation (as the leader), and every hypervisor's own
 // endpoints below /nodes/NODE, e.g. /nodes/gpu-0/readyz.
@@ -135,9 +158,6 @@ func (d *Double) Ready() <-chan struct{} { return d.ready }
 func (d *Double) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := d.createAuthority(); err != nil {
-		return fmt.Errorf("tensorfusion double: webhook certificate: %w", err)
-	}
 	if err := d.createStorageClass(ctx); err != nil {
 		return fmt.Errorf("tensorfusion double: StorageClass %s: %w", StorageClass, err)
 	}
@@ -153,11 +173,13 @@ func (d *Double) Run(ctx context.Context) error {
 			}
 		}()
 	}
-	run("webhook", d.serveWebhook)
 	run("API", d.serveAPI)
 	run("caches", d.caches.run)
-	run("election", d.runElection)
-	run("heartbeats", d.runHeartbeats)
+	if !d.options.HypervisorsOnly {
+		run("webhook", d.serveWebhook)
+		run("election", d.runElection)
+		run("heartbeats", d.runHeartbeats)
+	}
 	d.startWorkers(ctx, &group)
 	var err error
 	select {

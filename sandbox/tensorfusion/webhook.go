@@ -59,7 +59,7 @@ func (d *Double) createAuthority() error {
 	if err != nil {
 		return err
 	}
-	host, _, err := net.SplitHostPort(d.webhook.Addr().String())
+	host, _, err := net.SplitHostPort(d.webhookAddr)
 	if err != nil {
 		return err
 	}

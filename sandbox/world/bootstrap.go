@@ -24,9 +24,14 @@ const (
 	AppsNamespace = "apps"
 )
 
-type programs struct{ kube, kwok, temporal string }
+type programs struct{ kube, kwok, temporal, gpuagent string }
 
-func findPrograms() (p programs, err error) {
+func findPrograms(realAgents bool) (p programs, err error) {
+	if realAgents {
+		if p.gpuagent, err = process.Find("refit-gpuagent", "REFIT_SANDBOX_GPUAGENT"); err != nil {
+			return p, err
+		}
+	}
 	if p.kube, err = process.Find("refit-kube", "REFIT_SANDBOX_KUBE"); err != nil {
 		return p, err
 	}

@@ -22,10 +22,10 @@ func (w *World) Status(ctx context.Context) control.Status {
 	options := w.state.Options
 	s := control.Status{
 		Name: options.Name, Folder: w.folder.Root, Ready: ready, PID: os.Getpid(),
-		Nodes: options.Nodes(), Chart: options.Chart,
+		Nodes: options.Nodes(), Chart: options.Chart, AgentKind: options.AgentKind(), Controller: options.Controller,
 	}
 	if !options.TensorFusion {
-		s.Chart = ""
+		s.Chart, s.Controller = "", ""
 	}
 	for _, k := range w.components() {
 		s.Components = append(s.Components, k.Status())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,6 +17,7 @@ import (
 	toolswatch "k8s.io/client-go/tools/watch"
 
 	"github.com/refit-run/refit/sandbox/charts"
+	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/controlplane"
 	"github.com/refit-run/refit/sandbox/endpoints"
 	"github.com/refit-run/refit/sandbox/folder"
@@ -77,12 +79,16 @@ func (w *World) startTensorFusion(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.double, err = tensorfusion.New(tensorfusion.Options{
-		Config: cfg, Namespace: Namespace, Release: releaseName, GPUsPerNode: w.state.Options.GPUs,
+	options := tensorfusion.Options{
+		Config: cfg, Namespace: Namespace, Release: releaseName, GPUsPerNode: w.state.Options.GPUs, LeaseDuration: w.state.Options.Lease,
 		WebhookAddr: folder.Address(w.state.Ports.Webhook), APIAddr: folder.Address(w.state.Ports.ControllerAPI),
 		Log: slog.With("part", "tensorfusion"),
-	})
-	if err != nil {
+	}
+	if w.state.Options.Controller != "" {
+		// The controller's port is the real one's.
+		options.HypervisorsOnly, options.WebhookAddr, options.APIAddr = true, controller.WebhookAddr, ""
+	}
+	if w.double, err = tensorfusion.New(options); err != nil {
 		return err
 	}
 	addresses, err := kwok.Addresses(w.state.Options.Pools, w.state.Ports)
@@ -109,6 +115,11 @@ func (w *World) startTensorFusion(ctx context.Context) error {
 	}
 	w.report(fmt.Sprintf("TensorFusion chart %s is installed", version))
 	w.task("tensorfusion", w.double.Run)
+	if w.state.Options.Controller != "" {
+		if err := w.startController(ctx); err != nil {
+			return err
+		}
+	}
 	if err := w.clusterRunning(ctx); err != nil {
 		return err
 	}
@@ -117,6 +128,28 @@ func (w *World) startTensorFusion(ctx context.Context) error {
 		return nil
 	}
 	return w.double.Seed(ctx)
+}
+
+// startController runs the real controller instead of the double's.
+func (w *World) startController(ctx context.Context) error {
+	cert, key := w.double.WebhookCertificate()
+	c := controller.New(controller.Options{
+		Kube: w.kube, Program: w.state.Options.Controller, Dir: w.folder.Path("controller"),
+		Kubeconfig: w.plane.Kubeconfig(controlplane.TensorFusion), Namespace: Namespace, Release: releaseName,
+		APIPort: w.state.Ports.ControllerAPI, ProbePort: w.state.Ports.ControllerProbes, Cert: cert, Key: key,
+	})
+	w.mu.Lock()
+	w.real = c
+	w.mu.Unlock()
+	if err := os.MkdirAll(w.folder.Path("controller"), 0o700); err != nil {
+		return err
+	}
+	if err := c.Start(ctx); err != nil {
+		return err
+	}
+	w.task("controller", c.Follow)
+	w.report("the real TensorFusion controller runs: " + w.state.Options.Controller)
+	return nil
 }
 
 var clusterResource = schema.GroupVersionResource{Group: "tensor-fusion.ai", Version: "v1", Resource: "tensorfusionclusters"}

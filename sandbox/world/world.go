@@ -21,6 +21,7 @@ import (
 
 	"github.com/refit-run/refit/sandbox/agents"
 	"github.com/refit-run/refit/sandbox/control"
+	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/controlplane"
 	"github.com/refit-run/refit/sandbox/endpoints"
 	"github.com/refit-run/refit/sandbox/fault"
@@ -54,10 +55,16 @@ type World struct {
 	kubelet  *kwok.Kubelet
 	kube     kubernetes.Interface
 	dynamic  dynamic.Interface
-	fleet    *agents.Fleet
+	fleet    nodeAgents
 	canary   *agents.Canary
 	double   *tensorfusion.Double
+	real     *controller.Controller
 	pods     *endpoints.Hypervisors
+	// gpuagent and hosts are what real agents need.
+	gpuagent string
+	hosts    agents.Hosts
+
+	datastores datastores
 
 	// life ends when the sandbox is asked to stop; tasks run until then.
 	life  context.Context
@@ -97,33 +104,48 @@ func Run(ctx context.Context, f folder.Folder, options folder.Options, report fu
 }
 
 // prepare reads or makes the state and creates what runs in this process.
+// What can be refused is refused here, before any component runs.
 func (w *World) prepare(options folder.Options) error {
-	programs, err := findPrograms()
+	state, err := w.folder.Load()
+	known := err == nil
+	if known {
+		options = state.Options
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	programs, err := findPrograms(options.RealAgents())
 	if err != nil {
 		return err
 	}
-	state, err := w.folder.Load()
-	switch {
-	case errors.Is(err, os.ErrNotExist):
+	if options.Controller != "" && options.TensorFusion {
+		if err := controller.Check(options.Controller); err != nil {
+			return err
+		}
+	}
+	if known {
+		if w.listener, err = state.Ports.Reopen(); err != nil {
+			return fmt.Errorf("port %d of this sandbox is taken: %w; run `refit-sandbox down` and start again", state.Ports.Registry, err)
+		}
+	} else {
 		state = folder.State{Options: options, Socket: w.folder.SocketPath(os.TempDir())}
 		if state.Ports, w.listener, err = w.folder.Reserve(); err != nil {
 			return err
-		}
-	case err != nil:
-		return err
-	default:
-		if w.listener, err = state.Ports.Reopen(); err != nil {
-			return fmt.Errorf("port %d of this sandbox is taken: %w; run `refit-sandbox down` and start again", state.Ports.Registry, err)
 		}
 	}
 	w.state = state
 	if err := w.folder.Save(state); err != nil {
 		return err
 	}
+	if err := w.prepareAgents(programs.gpuagent); err != nil {
+		return err
+	}
 	if err := writeSecrets(w.folder); err != nil {
 		return err
 	}
 	if w.plane, err = controlplane.New(w.folder, state.Ports, state.Options.Cluster, programs.kube); err != nil {
+		return err
+	}
+	if err := w.prepareDatastores(); err != nil {
 		return err
 	}
 	w.temporal = temporal.New(w.folder, state.Ports, programs.temporal)
@@ -167,12 +189,7 @@ func (w *World) startTemporal(ctx context.Context) error {
 	}
 	w.client = c
 	w.report("Temporal is ready, UI at " + w.temporal.UI())
-	w.fleet = agents.NewFleet(c, w.state.Options.Cluster, kwok.Nodes(w.state.Options.Pools), w.state.Options.GPUs, w.state.Options.ValidateTakes)
-	if err := w.fleet.Start(); err != nil {
-		return err
-	}
-	w.report(fmt.Sprintf("%d GPU agents poll their queues", w.fleet.Running()))
-	return nil
+	return w.startAgents(ctx)
 }
 
 func (w *World) startCluster(ctx context.Context) error {
@@ -218,6 +235,9 @@ func (w *World) startCluster(ctx context.Context) error {
 		return err
 	}
 	w.report(fmt.Sprintf("%d nodes are Ready", options.Nodes()))
+	if err := w.startDatastores(ctx); err != nil {
+		return err
+	}
 	if !options.TensorFusion {
 		return nil
 	}
@@ -239,6 +259,9 @@ func (w *World) stop() {
 		w.control.Close()
 	}
 	w.tasks.Wait()
+	if w.real != nil {
+		w.real.Stop()
+	}
 	if w.fleet != nil {
 		w.fleet.Stop()
 	}
@@ -249,6 +272,7 @@ func (w *World) stop() {
 	if w.temporal != nil {
 		all.Go(w.temporal.Stop)
 	}
+	w.datastores.stop()
 	if w.kubelet != nil {
 		w.kubelet.Stop()
 	}
@@ -272,7 +296,17 @@ func (w *World) stop() {
 
 // components are the child processes, for status.
 func (w *World) components() []*process.Keeper {
-	return append(w.plane.Components(), w.kubelet.Keeper, w.temporal.Keeper)
+	all := append(w.plane.Components(), w.kubelet.Keeper, w.temporal.Keeper)
+	all = append(all, w.datastores.components()...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.real != nil && w.real.Keeper() != nil {
+		all = append(all, w.real.Keeper())
+	}
+	if w.fleet != nil {
+		all = append(all, w.fleet.Components()...)
+	}
+	return all
 }
 
 // Fault injects a fault by name; it is refused until the sandbox is ready.
@@ -284,12 +318,15 @@ func (w *World) Fault(ctx context.Context, name string, args []string) error {
 		return errors.New("the sandbox is still starting: faults need a ready one; wait for `refit-sandbox up`")
 	}
 	t := &fault.Targets{
-		Kube: w.kube, Dynamic: w.dynamic, Namespace: Namespace, Fleet: w.fleet, Canary: w.canary,
+		Kube: w.kube, Dynamic: w.dynamic, Namespace: Namespace, Agents: w.fleet, Canary: w.canary,
 		Registry: w.registry, Greptime: w.greptime, APIServer: w.plane.APIServer, Temporal: w.temporal.Keeper,
 		APIReady: w.plane.ReadyAPIServer, After: w.after,
 	}
-	if w.double != nil {
-		t.Double = w.double
+	switch {
+	case w.real != nil:
+		t.RestartController = w.real.Restart
+	case w.double != nil:
+		t.RestartController = func(ctx context.Context) error { return w.double.Fault(ctx, tensorfusion.ControllerRestart) }
 	}
 	return fault.Inject(ctx, t, name, args)
 }

@@ -68,6 +68,7 @@ rollouts:
 // listed before they end, applications go through the Eviction API one by one,
 // and what nobody would make again stays.
 func TestComponents(t *testing.T) {
+	t.Parallel()
 	w := up(t)
 	w.addClients()
 	clients := w.watchClients(sample, 2)

@@ -16,6 +16,7 @@ import (
 // TestFaults takes one installation through what goes wrong at night. The
 // cases share a sandbox: each leaves it as the next one needs it.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	w := up(t)
 	o := observe(t, w)
 	nodes := w.nodesOf("shared")
@@ -27,8 +28,7 @@ func TestFaults(t *testing.T) {
 		run := w.start(quickPlan...)
 		s := w.untilParked(run)
 		assert.Contains(t, s.WaitingFor.Found+findings(s), "recipient")
-		out, code := w.refit("abort", run, "--by", "ann")
-		require.Zero(t, code, out)
+		w.answer(protocol.Abort, run)
 		assert.Equal(t, protocol.OutcomeAborted, w.receipt(run).Outcome)
 		assert.Zero(t, o.deletions())
 		w.killWorker()
@@ -43,12 +43,10 @@ func TestFaults(t *testing.T) {
 		assert.Contains(t, out, first)
 
 		t.Run("reject at the canary's gate, then rollback", func(t *testing.T) {
-			out, code := w.refit("reject", first, "--by", "ann", "--comment", "latency is up")
-			require.Zero(t, code, out)
+			w.answer(protocol.Reject, first, "--comment", "latency is up")
 			s := w.untilParked(first)
 			assert.ElementsMatch(t, []string{"approve", "rollback", "abort"}, s.WaitingFor.Answers)
-			out, code = w.refit("rollback", first, "--by", "ann")
-			require.Zero(t, code, out)
+			w.answer(protocol.Rollback, first)
 			r := w.approveAll(first)
 			assert.Equal(t, protocol.OutcomeRolledBack, r.Outcome)
 			require.NotNil(t, r.Rollback)
@@ -60,39 +58,43 @@ func TestFaults(t *testing.T) {
 		})
 	})
 
-	t.Run("a node that never gets Ready parks, and goes on after its repair", func(t *testing.T) {
+	t.Run("a node that never gets Ready is over the budget and parks, and goes on after its repair", func(t *testing.T) {
 		o.reset()
-		w.fault("hypervisor-never-ready", nodes[0])
-		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=15s")...)
-		s := w.untilParked(run)
-		assert.Contains(t, findings(s), nodes[0])
-		assert.LessOrEqual(t, o.deletions(), 1, "nothing goes on past a failed canary")
-		w.fault("clear")
-		out, code := w.refit("retry", run, "--by", "ann")
-		require.Zero(t, code, out)
+		w.fault("hypervisor-never-ready", nodes[1])
+		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=15s", "rollouts[0].strategy.budget={}")...)
 
+		w.untilGate(run)
 		t.Run("auto update switched on by someone is put back and reported", func(t *testing.T) {
-			w.untilGate(run)
 			w.fault("auto-update-on", "shared")
-			out, code := w.refit("approve", run, "--by", "ann")
-			require.Zero(t, code, out)
+			w.answer(protocol.Approve, run)
 			s := w.untilParked(run)
 			assert.Contains(t, findings(s), "put back to false")
-			out, code = w.refit("retry", run, "--by", "ann")
-			require.Zero(t, code, out)
+			assert.Equal(t, 1, o.deletions(), "the canary's alone")
+			w.answer(protocol.Retry, run)
 		})
+		s := w.parkedOn(run, nodes[1])
+		assert.Contains(t, s.WaitingFor.Found, "1 host failed in batch-1, its budget is 0: "+nodes[1])
+		assert.Equal(t, 2, o.deletions(), "nothing goes on past the budget")
+		w.fault("clear")
+
 		t.Run("a bad GPU verdict parks", func(t *testing.T) {
-			training := w.nodesOf("training")
-			w.fault("gpu-fails", training[0])
-			w.until(run, "parking on the GPU", 3*time.Minute, func(s protocol.Status) bool {
-				return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(findings(s), training[0])
-			})
-			w.fault("gpu-repaired", training[0])
-			out, code := w.refit("retry", run, "--by", "ann")
-			require.Zero(t, code, out)
+			canary := w.nodesOf("training")[0]
+			w.fault("gpu-fails", canary)
+			w.answer(protocol.Retry, run)
+			w.parkedOn(run, canary)
+			w.fault("gpu-repaired", canary)
+			w.answer(protocol.Retry, run)
 		})
 		r := w.approveAll(run)
 		assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+	})
+}
+
+// parkedOn waits until the run parks because of that node.
+func (w *world) parkedOn(run, node string) protocol.Status {
+	w.t.Helper()
+	return w.until(run, "parking on "+node, 3*time.Minute, func(s protocol.Status) bool {
+		return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(findings(s), node)
 	})
 }
 

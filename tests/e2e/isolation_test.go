@@ -20,8 +20,9 @@ import (
 
 // TestIsolation has two sandboxes that are alike but for the UID of their
 // namespace kube-system, and a cluster name that leads to the wrong one in the
-// middle of a run.
+// middle of a run; then to the right one, on a way that loses a reply.
 func TestIsolation(t *testing.T) {
+	t.Parallel()
 	w := up(t)
 	o := observe(t, w)
 	other := up(t, "--pools", "shared=1,training=1")
@@ -52,8 +53,18 @@ func TestIsolation(t *testing.T) {
 		assert.Equal(t, 1, o.deletions())
 	})
 
-	w.startWorker()
-	w.answer(protocol.Retry, run)
+	t.Run("the reply to a delete is lost: the pod is deleted once", func(t *testing.T) {
+		way := w.loseReply()
+		w.startWorker("REFIT_CLUSTERS=" + way.clusters)
+		w.answer(protocol.Retry, run)
+		assert.Equal(t, "rollout.hypervisor.training.canary", w.untilGate(run).WaitingFor.Stage)
+		require.NotEmpty(t, way.pod(), "no delete went by")
+		deletes := slices.DeleteFunc(w.writes()[ours:], func(l string) bool {
+			return !strings.HasPrefix(l, "delete pods/ tensor-fusion-sys/"+way.pod()+": ")
+		})
+		assert.Equal(t, []string{"delete pods/ tensor-fusion-sys/" + way.pod() + ": 200"}, deletes)
+		assert.Equal(t, 3, o.deletions(), "both hosts of the first pool and the second canary")
+	})
 	r := w.approveAll(run)
 	assert.Equal(t, protocol.OutcomeDone, r.Outcome)
 	assert.Equal(t, 4, o.deletions())
@@ -76,6 +87,7 @@ func TestIsolation(t *testing.T) {
 // TestNobodyPollsAHost takes the agent of a host away before its turn.
 func TestNobodyPollsAHost(t *testing.T) {
 	long(t, "an agent's queue may stay without a poller for 2 minutes")
+	t.Parallel()
 	w := up(t)
 	o := observe(t, w)
 	canary := w.nodesOf("shared")[0]

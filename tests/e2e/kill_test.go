@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -15,11 +17,20 @@ import (
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
-// TestKills kills the worker with -9 at every stage boundary and at seeded
-// points in between. The run must end as an undisturbed one: same stages, same
-// versions, every node replaced exactly once.
+// A host of this test takes readyAfter from delete to Ready; the worker dies
+// within the first inHost of it, and the loop looks at least once a look.
+const (
+	readyAfter = 6 * time.Second
+	inHost     = 4 * time.Second
+	look       = time.Second
+)
+
+// TestKills kills the worker with -9 at every stage boundary and at five seeded
+// points inside a host. The run must end as an undisturbed one: same receipt,
+// every node replaced exactly once.
 func TestKills(t *testing.T) {
-	w := up(t)
+	t.Parallel()
+	w := up(t, "--pools", "shared=2,training=2", "--ready-after", readyAfter.String())
 	o := observe(t, w)
 	seed := uint64(20260301)
 	if s := os.Getenv("REFIT_TEST_SEED"); s != "" {
@@ -29,13 +40,30 @@ func TestKills(t *testing.T) {
 	}
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
+	points := map[string][]time.Duration{} // node -> how long after its delete
+	nodes := append(w.nodesOf("shared"), w.nodesOf("training")...)
+	require.Len(t, nodes, 4)
+	for _, node := range append(nodes, nodes[rnd.IntN(4)]) {
+		points[node] = append(points[node], time.Duration(rnd.Int64N(int64(inHost))))
+		slices.Sort(points[node])
+	}
 
 	run := w.start(append(quickPlan, "rollouts[0].strategy.gates=none")...)
-	killed := map[string]bool{}
-	seeded := 0
+	stages := map[string]bool{}
+	kill := func(where string) {
+		t.Logf("kill -9 %s", where)
+		w.killWorker()
+		w.startWorker()
+	}
 	var last protocol.Status
-	err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, 10*time.Minute, true, func(context.Context) (bool, error) {
-		s, err := w.status(run)
+	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 10*time.Minute, true, func(context.Context) (bool, error) {
+		for node, away := range o.awayNow() {
+			if due := points[node]; len(due) > 0 && away >= due[0] {
+				points[node] = due[1:]
+				kill(fmt.Sprintf("%s into host %s", away.Round(time.Millisecond), node))
+			}
+		}
+		s, err := w.statusWithin(run, look)
 		if err != nil {
 			return false, nil
 		}
@@ -46,29 +74,49 @@ func TestKills(t *testing.T) {
 		if s.Phase == protocol.PhaseDone || s.Phase == protocol.PhaseAborted {
 			return true, nil
 		}
-		switch {
-		case !killed[s.Stage]:
-			killed[s.Stage] = true
-		case seeded < 5 && s.Section != "" && rnd.IntN(10) == 0:
-			seeded++
-		default:
-			return false, nil
+		if !stages[s.Stage] {
+			stages[s.Stage] = true
+			kill("at the beginning of stage " + s.Stage)
 		}
-		t.Logf("kill -9 in stage %s, section %q", s.Stage, s.Section)
-		w.killWorker()
-		w.startWorker()
 		return false, nil
 	})
 	require.NoError(t, err, "last status: %+v", last)
-	r := w.receipt(run)
-	assert.Equal(t, protocol.OutcomeDone, r.Outcome)
-	assert.Equal(t, "2.17.0", r.After["controller"])
-	assert.Equal(t, newImage, r.After["hypervisor"])
-	for _, s := range r.Stages {
-		assert.Equal(t, protocol.Done, s.State, s.Name)
-	}
+	undisturbed(t, w.receipt(run))
 	assert.Equal(t, 4, o.deletions(), "every node exactly once, however often the worker died")
 	assert.Empty(t, o.violations(1, 2))
-	assert.GreaterOrEqual(t, len(killed), 8, "stages at which the worker was killed: %v", killed)
+	for node, left := range points {
+		assert.Empty(t, left, "points inside host %s at which the worker was not killed", node)
+	}
+	for _, stage := range upgradeStages {
+		assert.True(t, stages[stage], "no kill at the beginning of stage %s", stage)
+	}
 	w.replay(run)
+}
+
+// upgradeStages are those of the example plan, in order.
+var upgradeStages = []string{
+	"lock", "preflight", "plan", "hold", "backup", "crds", "helm",
+	"rollout.hypervisor.shared", "rollout.hypervisor.shared.plan", "rollout.hypervisor.shared.canary", "rollout.hypervisor.shared.batch-1",
+	"rollout.hypervisor.training", "rollout.hypervisor.training.plan", "rollout.hypervisor.training.canary", "rollout.hypervisor.training.batch-1",
+	"policy", "verify", "receipt", "unlock",
+}
+
+// undisturbed requires the receipt of an upgrade that nothing happened to, but
+// for its times and people: TestUpgrade holds it for one that really was.
+func undisturbed(t *testing.T, r protocol.Receipt) {
+	t.Helper()
+	var stages []string
+	for _, s := range r.Stages {
+		stages = append(stages, s.Name)
+		assert.Equal(t, protocol.Done, s.State, s.Name)
+	}
+	assert.Equal(t, upgradeStages, stages)
+	assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+	assert.Equal(t, map[string]string{"chart": "1.8.6", "controller": "2.16.3", "hypervisor": oldImage}, r.Before)
+	assert.Equal(t, map[string]string{"chart": "1.8.7", "controller": "2.17.0", "hypervisor": newImage}, r.After)
+	assert.Equal(t, protocol.Progress{Done: 4, Total: 4}, r.Progress)
+	assert.Empty(t, r.Ignored)
+	assert.Empty(t, r.LeftBehind)
+	assert.Empty(t, r.Warnings)
+	assert.Nil(t, r.Rollback)
 }

@@ -21,7 +21,8 @@ type observer struct {
 	deleted map[string]int    // node -> pods that went away
 	pool    map[string]string // node -> its pool label
 	ready   map[string]map[string]bool
-	away    map[string]int // pool -> most nodes without a Ready pod at one time
+	away    map[string]int       // pool -> most nodes without a Ready pod at one time
+	since   map[string]time.Time // node -> when its last Ready pod went away
 	log     []string
 }
 
@@ -29,7 +30,8 @@ type observer struct {
 func observe(t *testing.T, w *world) *observer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	o := &observer{deleted: map[string]int{}, pool: map[string]string{}, ready: map[string]map[string]bool{}, away: map[string]int{}}
+	o := &observer{deleted: map[string]int{}, pool: map[string]string{}, ready: map[string]map[string]bool{}, away: map[string]int{},
+		since: map[string]time.Time{}}
 	t.Cleanup(func() {
 		cancel()
 		if t.Failed() {
@@ -85,8 +87,13 @@ func (o *observer) seen(p *corev1.Pod, gone bool) {
 		for _, r := range uids {
 			ok = ok || r
 		}
-		if !ok {
-			away[o.pool[n]]++
+		if ok {
+			delete(o.since, n)
+			continue
+		}
+		away[o.pool[n]]++
+		if o.since[n].IsZero() {
+			o.since[n] = time.Now()
 		}
 	}
 	for pool, n := range away {
@@ -101,6 +108,17 @@ func isReady(p *corev1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// awayNow maps the nodes without a Ready pod to how long they have had none.
+func (o *observer) awayNow() map[string]time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := map[string]time.Duration{}
+	for node, since := range o.since {
+		out[node] = time.Since(since)
+	}
+	return out
 }
 
 // reset forgets what was counted so far.

@@ -33,10 +33,12 @@ const (
 
 var noGates = append(slices.Clone(quickPlan), "rollouts[0].strategy.gates=none")
 
-// TestRollback takes one installation through two upgrades, a rotation of
-// credentials and back to the revision that Helm itself installed: its stored
-// manifest has auto update on and the credentials of that time.
+// TestRollback takes one installation through two upgrades, the first of them
+// in maintenance windows, a rotation of credentials and back to the revision
+// that Helm itself installed: its stored manifest has auto update on and the
+// credentials of that time.
 func TestRollback(t *testing.T) {
+	t.Parallel()
 	w := up(t)
 	o := observe(t, w)
 	planted := w.plantedSecrets()
@@ -70,7 +72,7 @@ func TestRollback(t *testing.T) {
 		t.FailNow()
 	}
 
-	first := w.finish(noGates...)
+	first := w.throughAWindow(t, o)
 	assert.Equal(t, "2.17.0", first.After["controller"])
 	assert.Equal(t, 4, o.deletions(), "every node once")
 	assert.Empty(t, o.violations(1, 2), "2.16 -> 2.17 deletes every hypervisor unless it is held in the way the new controller heeds")

@@ -70,10 +70,11 @@ type world struct {
 	starts int
 }
 
-// up starts a sandbox of two pools with two nodes each and a worker.
+// up starts a sandbox of two pools with two nodes each and a worker. Unless told
+// otherwise it spares every Helm step ten seconds of the controller's lease.
 func up(t *testing.T, args ...string) *world {
 	t.Helper()
-	for _, name := range []string{"refit", "refit-worker", "refit-sandbox", "refit-kube", "kwok", "temporal"} {
+	for _, name := range []string{"refit", "refit-worker", "refit-gpuagent", "refit-sandbox", "refit-kube", "kwok", "temporal"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
 			t.Fatalf("bin/%s is missing: run `make build` first (make test does)", name)
 		}
@@ -86,6 +87,9 @@ func up(t *testing.T, args ...string) *world {
 	args = append([]string{"up", "--name", w.name}, args...)
 	if !strings.Contains(strings.Join(args, " "), "--pools") {
 		args = append(args, "--nodes", "4", "--pools", "shared=2,training=2")
+	}
+	if !strings.Contains(strings.Join(args, " "), "--lease") {
+		args = append(args, "--lease", "5s")
 	}
 	out, code := w.run("refit-sandbox", args...)
 	require.Zero(t, code, out)
@@ -251,7 +255,13 @@ func (w *world) start(set ...string) string {
 
 // status is the query, asked by the client as any script would.
 func (w *world) status(run string) (protocol.Status, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	return w.statusWithin(run, 10*time.Second)
+}
+
+// statusWithin gives up after limit: a query waits for the worker that had the
+// run last, also when it is dead.
+func (w *world) statusWithin(run string, limit time.Duration) (protocol.Status, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var s protocol.Status
 	v, err := w.temporal.QueryWorkflow(ctx, run, "", protocol.QueryStatus)

@@ -1,45 +1,44 @@
-// Command testreport reads `go test -json` from standard input and prints what
-// a person needs: the package lines, the output of what failed, every skipped
-// test with its reason. A skip is a hole in the proof, so it fails the run when
-// -strict is given, except for tests that are meant to be left out.
+// Command testreport runs `go test` and prints what a person needs: the package
+// lines, the output of what failed, every skipped test with its reason.
+//
+//	testreport [-strict] [-again] go test FLAGS -- PACKAGES
+//
+// A skip is a hole in the proof, so it fails the run when -strict is given,
+// except for tests that are meant to be left out. Tests on real clocks and
+// ports can fail once without a defect: with -again what failed is run once
+// more, and passing then is printed as UNSTABLE, so that it is seen and mended.
+// It must not know what any test is about.
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"os/signal"
 	"slices"
-	"strings"
+	"syscall"
 )
 
-// meant marks the reasons of skips that are no hole: tests of `make test-long`,
-// and tests of what can't be installed everywhere.
-var meant = []string{"REFIT_TEST_LONG", "optional:"}
-
-// isMeant reports whether the skip's line carries such a reason.
-func isMeant(skip string) bool {
-	return slices.ContainsFunc(meant, func(m string) bool { return strings.Contains(skip, m) })
-}
-
-// event is one line of test2json.
-type event struct {
-	Action  string
-	Package string
-	Test    string
-	Output  string
-}
+const usage = "usage: testreport [-strict] [-again] go test FLAGS -- PACKAGES"
 
 func main() {
-	strict := flag.Bool("strict", false, "fail when a required test was skipped")
-	failures := flag.String("failures", "", "write the top-level tests that failed to this file, as a pattern for -run")
+	var c command
+	flag.BoolVar(&c.strict, "strict", false, "fail when a required test was skipped")
+	flag.BoolVar(&c.again, "again", false, "run what failed once more; passing then is printed as UNSTABLE")
+	flag.Usage = func() { fmt.Fprintln(flag.CommandLine.Output(), usage); flag.PrintDefaults() }
 	flag.Parse()
-	ok, failed, err := report(os.Stdin, os.Stdout, *strict)
-	if err == nil && *failures != "" {
-		err = os.WriteFile(*failures, []byte(pattern(failed)), 0o600)
+	var err error
+	if c.words, c.packages, err = split(flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "testreport:", err)
+		os.Exit(2)
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ok, err := c.run(ctx, os.Stdout)
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(2)
@@ -49,83 +48,77 @@ func main() {
 	}
 }
 
-// pattern matches exactly the tests, "" when there are none.
-func pattern(tests []string) string {
-	if len(tests) == 0 {
-		return ""
+// split parts the arguments into the words of the command and the packages:
+// what is run again is the same command with other packages.
+func split(args []string) (words, packages []string, err error) {
+	at := slices.Index(args, "--")
+	if at < 1 || at == len(args)-1 {
+		return nil, nil, fmt.Errorf("expected a command, -- and packages, found %q; %s", args, usage)
 	}
-	return "^(" + strings.Join(tests, "|") + ")$"
+	return args[:at], args[at+1:], nil
 }
 
-// report returns whether everything passed, and the top-level tests that did
-// not.
-func report(in io.Reader, out io.Writer, strict bool) (ok bool, broken []string, err error) {
-	output := map[string][]string{}
-	var skipped []string
-	passed, failed := 0, 0
-	lines := bufio.NewReader(in)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if len(line) > 0 {
-			var e event
-			if json.Unmarshal(line, &e) != nil {
-				fmt.Fprintf(out, "%s", line) // build errors come as plain text
-				continue
-			}
-			key := e.Package + " " + e.Test
-			switch e.Action {
-			case "output", "build-output":
-				switch {
-				case e.Test == "" && (strings.HasPrefix(e.Output, "ok ") || strings.HasPrefix(e.Output, "FAIL\t") || e.Action == "build-output"):
-					fmt.Fprint(out, e.Output)
-				default:
-					output[key] = append(output[key], e.Output)
-				}
-			case "pass":
-				if e.Test != "" {
-					passed++
-				}
-				delete(output, key)
-			case "skip":
-				if e.Test != "" {
-					skipped = append(skipped, fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(output[key])))
-				}
-				delete(output, key)
-			case "fail":
-				failed++
-				if e.Test != "" && !strings.Contains(e.Test, "/") {
-					broken = append(broken, e.Test)
-				}
-				fmt.Fprint(out, strings.Join(output[key], ""))
-				delete(output, key)
-			}
-		}
-		if err == io.EOF {
-			break
-		}
+// command is one call of `go test`; environment and folder are this process's.
+type command struct {
+	strict, again   bool
+	words, packages []string
+}
+
+// run reports whether everything passed, at the second try if need be.
+func (c command) run(ctx context.Context, out io.Writer) (bool, error) {
+	r, err := c.test(ctx, out, nil, c.packages...)
+	if err != nil || r.ok(c.strict) {
+		return err == nil, err
+	}
+	if !c.again || !r.mayRunAgain(c.strict, out) || ctx.Err() != nil {
+		return false, nil
+	}
+	all := true
+	for _, f := range r.broken {
+		fmt.Fprintf(out, "RUNNING AGAIN ONCE: %s\n", f)
+		r, err := c.test(ctx, out, f.flags(), f.Package)
 		if err != nil {
-			return false, broken, err
+			return false, err
 		}
+		if !r.ok(c.strict) || !r.passedAll(f) {
+			fmt.Fprintf(out, "FAILED TWICE: %s\n", f)
+			all = false
+			continue
+		}
+		fmt.Fprintf(out, "UNSTABLE: %s failed once and passed at the second try\n", f)
 	}
-	missing := slices.DeleteFunc(slices.Clone(skipped), isMeant)
-	for _, s := range skipped {
-		fmt.Fprintln(out, "SKIPPED", s)
-	}
-	if strict && len(missing) > 0 {
-		fmt.Fprintf(out, "%d required tests were skipped: what they need is named above\n", len(missing))
-	}
-	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, len(skipped))
-	return failed == 0 && (!strict || len(missing) == 0), broken, nil
+	return all, nil
 }
 
-// reason is the text that the test gave for its skip.
-func reason(lines []string) string {
-	var texts []string
-	for _, l := range lines {
-		l = strings.TrimSpace(l)
-		if l != "" && !strings.HasPrefix(l, "=== ") && !strings.HasPrefix(l, "--- ") {
-			texts = append(texts, l)
-		}
+// test runs the command for the packages and reads its events.
+func (c command) test(ctx context.Context, out io.Writer, flags []string, packages ...string) (*results, error) {
+	args := slices.Concat(c.words[1:], []string{"-json"}, flags, packages)
+	cmd := exec.CommandContext(ctx, c.words[0], args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Stderr = os.Stderr
+	events, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
 	}
-	return strings.Join(texts, " ")
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	r, err := read(events, out)
+	if err != nil {
+		_ = cmd.Cancel() // nobody reads its output any more
+	}
+	waited := cmd.Wait()
+	if err != nil {
+		return nil, err
+	}
+	var exit *exec.ExitError
+	if waited != nil && !errors.As(waited, &exit) {
+		return nil, waited
+	}
+	if waited != nil && len(r.broken) == 0 {
+		fmt.Fprintf(out, "%q ended with %v and named no package that failed\n", cmd.Args, waited)
+		r.failed++
+	}
+	r.summary(out, c.strict)
+	return r, nil
 }

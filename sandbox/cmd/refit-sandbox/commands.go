@@ -61,6 +61,9 @@ func down(ctx context.Context, f folder.Folder) error {
 	if state, err := f.Load(); err == nil {
 		_ = os.Remove(state.Socket)
 	}
+	if err := world.SweepDatastores(f); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(f.Root); err != nil {
 		return fmt.Errorf("sandbox folder: %w", err)
 	}
@@ -145,9 +148,12 @@ func statusCommand(w *where) *cobra.Command {
 
 func printStatus(out io.Writer, s control.Status) error {
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintf(t, "sandbox\t%s\nfolder\t%s\nready\t%t\nnodes\t%d of %d Ready\nagents\t%d\n", s.Name, s.Folder, s.Ready, s.NodesReady, s.Nodes, s.Agents)
+	fmt.Fprintf(t, "sandbox\t%s\nfolder\t%s\nready\t%t\nnodes\t%d of %d Ready\nagents\t%d %s\n", s.Name, s.Folder, s.Ready, s.NodesReady, s.Nodes, s.Agents, s.AgentKind)
 	if s.Chart != "" {
 		fmt.Fprintf(t, "chart\ttensor-fusion %s\n", s.Chart)
+	}
+	if s.Controller != "" {
+		fmt.Fprintf(t, "controller\t%s\n", s.Controller)
 	}
 	for _, c := range s.Components {
 		state := "down"

@@ -41,5 +41,6 @@ func command() *cobra.Command {
 	root.PersistentFlags().StringVar(&w.name, "name", "demo", "name of the sandbox; several can run side by side")
 	root.PersistentFlags().StringVar(&w.dir, "dir", "", "its folder (default $REFIT_SANDBOX_HOME/NAME or ./.sandbox/NAME)")
 	root.AddCommand(upCommand(w), downCommand(w), statusCommand(w), envCommand(w), faultCommand(w), runCommand(w))
+	root.AddCommand(podCommands()...)
 	return root
 }

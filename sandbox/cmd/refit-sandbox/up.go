@@ -15,17 +15,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/refit-run/refit/sandbox/agents"
 	"github.com/refit-run/refit/sandbox/charts"
+	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/folder"
 	"github.com/refit-run/refit/sandbox/process"
 )
 
 type upFlags struct {
-	cluster, line         string
+	cluster, line, agents string
 	nodes, gpus           int
 	pools                 []string
 	noTensorFusion        bool
+	datastores            bool
 	readyAfter, validates time.Duration
+	lease                 time.Duration
 }
 
 func upCommand(w *where) *cobra.Command {
@@ -59,16 +63,28 @@ func (u *upFlags) bind(c *cobra.Command) {
 	flags.StringVar(&u.line, "line", charts.Versions()[0], "TensorFusion chart version to install, or the controller line it brings (2.16)")
 	flags.BoolVar(&u.noTensorFusion, "no-tensorfusion", false, "leave TensorFusion out")
 	flags.DurationVar(&u.readyAfter, "ready-after", 300*time.Millisecond, "how long a hypervisor pod takes to become Ready")
-	flags.DurationVar(&u.validates, "validate-takes", 200*time.Millisecond, "how long a simulated GPU validation takes")
+	flags.DurationVar(&u.validates, "validate-takes", validateTakes, "how long a simulated GPU validation takes")
+	flags.DurationVar(&u.lease, "lease", 15*time.Second, "how long the lease of a dead TensorFusion controller keeps the next one waiting (the double's; 15s as the real one's)")
+	flags.BoolVar(&u.datastores, "datastores", false, "bring the datastores of an NVCF stack, real servers as pods: NATS")
+	flags.StringVar(&u.agents, "agents", folder.SimulatedAgents, "node agents: simulated, or real (refit-gpuagent on fake driver libraries, a process of about 40 MB per node)")
 }
+
+// validateTakes is the default length of a simulated validation.
+const validateTakes = 200 * time.Millisecond
 
 func (u *upFlags) options(name string) (folder.Options, error) {
 	o := folder.Options{
 		Name: name, Cluster: u.cluster, TensorFusion: !u.noTensorFusion, GPUs: u.gpus,
-		ReadyAfter: u.readyAfter, ValidateTakes: u.validates,
+		ReadyAfter: u.readyAfter, ValidateTakes: u.validates, Lease: u.lease, Agents: u.agents, Datastores: u.datastores,
 	}
 	var err error
 	if o.Chart, err = chartOf(u.line); err != nil {
+		return o, err
+	}
+	if err := u.checkAgents(); err != nil {
+		return o, err
+	}
+	if o.Controller, err = controller.Program(); err != nil {
 		return o, err
 	}
 	if len(u.pools) == 0 {
@@ -84,6 +100,23 @@ func (u *upFlags) options(name string) (folder.Options, error) {
 		o.Pools = append(o.Pools, folder.Pool{Name: name, Nodes: n})
 	}
 	return o, nil
+}
+
+// checkAgents refuses what the chosen agents can't do.
+func (u *upFlags) checkAgents() error {
+	switch u.agents {
+	case folder.SimulatedAgents:
+	case folder.RealAgents:
+		if u.gpus < 1 || u.gpus > agents.MaxFakeGPUs {
+			return fmt.Errorf("--gpus %d: expected 1 to %d with --agents real", u.gpus, agents.MaxFakeGPUs)
+		}
+		if u.validates != validateTakes {
+			return fmt.Errorf("--validate-takes %s: a real agent's validation takes what it takes; leave it out or use --agents simulated", u.validates)
+		}
+	default:
+		return fmt.Errorf("--agents %q: expected simulated or real", u.agents)
+	}
+	return nil
 }
 
 // chartOf accepts a chart version or the controller line that it installs.
@@ -180,7 +213,7 @@ func arguments(o folder.Options) []string {
 	}
 	return []string{
 		"--cluster", o.Cluster, "--pools", strings.Join(pools, ","), "--line", o.Chart, "--gpus", strconv.Itoa(o.GPUs),
-		fmt.Sprintf("--no-tensorfusion=%t", !o.TensorFusion),
-		"--ready-after", o.ReadyAfter.String(), "--validate-takes", o.ValidateTakes.String(),
+		fmt.Sprintf("--no-tensorfusion=%t", !o.TensorFusion), fmt.Sprintf("--datastores=%t", o.Datastores),
+		"--ready-after", o.ReadyAfter.String(), "--validate-takes", o.ValidateTakes.String(), "--lease", o.Lease.String(), "--agents", o.AgentKind(),
 	}
 }

@@ -5,12 +5,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/refit-run/refit/sandbox/agents"
 	"github.com/refit-run/refit/sandbox/charts"
+	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/folder"
 )
 
 func TestNodesAreSpreadOverTwoPools(t *testing.T) {
-	u := upFlags{nodes: 7, line: charts.Versions()[0]}
+	u := upFlags{nodes: 7, line: charts.Versions()[0], agents: folder.SimulatedAgents}
 	o, err := u.options("demo")
 	require.NoError(t, err)
 	require.Equal(t, []folder.Pool{{Name: "shared", Nodes: 4}, {Name: "training", Nodes: 3}}, o.Pools)
@@ -28,7 +30,16 @@ func TestLineNamesTheChartThatBringsIt(t *testing.T) {
 
 // The daemon is started with arguments that must mean the same options.
 func TestOptionsSurviveTheCommandLine(t *testing.T) {
-	u := upFlags{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, readyAfter: 10e9, validates: 2e9}
+	for _, u := range []upFlags{
+		{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, readyAfter: 10e9, validates: 2e9, lease: 5e9, agents: folder.SimulatedAgents},
+		{cluster: "beta", line: "2.16", pools: []string{"a=1"}, gpus: 8, validates: validateTakes, agents: folder.RealAgents},
+	} {
+		survives(t, u)
+	}
+}
+
+func survives(t *testing.T, u upFlags) {
+	t.Helper()
 	want, err := u.options("demo")
 	require.NoError(t, err)
 	run := runCommand(&where{})
@@ -41,6 +52,8 @@ func TestOptionsSurviveTheCommandLine(t *testing.T) {
 	again.noTensorFusion, _ = run.Flags().GetBool("no-tensorfusion")
 	again.readyAfter, _ = run.Flags().GetDuration("ready-after")
 	again.validates, _ = run.Flags().GetDuration("validate-takes")
+	again.lease, _ = run.Flags().GetDuration("lease")
+	again.agents, _ = run.Flags().GetString("agents")
 	got, err := again.options("demo")
 	require.NoError(t, err)
 	require.Equal(t, want, got)
@@ -51,7 +64,21 @@ func TestNonsenseIsRefused(t *testing.T) {
 		{line: "9.9", pools: []string{"a=1"}}, {line: "2.16", pools: []string{"a"}},
 		{line: "2.16", pools: []string{"=1"}}, {line: "2.16", pools: []string{"a=-1"}},
 	} {
+		u.agents = folder.SimulatedAgents
 		_, err := u.options("demo")
 		require.Error(t, err, u)
 	}
+	for want, u := range map[string]upFlags{
+		"--agents":         {agents: "imagined"},
+		"--gpus":           {agents: folder.RealAgents, gpus: agents.MaxFakeGPUs + 1, validates: validateTakes},
+		"--validate-takes": {agents: folder.RealAgents, gpus: 8, validates: validateTakes + 1},
+	} {
+		u.line = "2.16"
+		_, err := u.options("demo")
+		require.ErrorContains(t, err, want)
+	}
+	t.Setenv(controller.Variable, "/nonexistent/controller")
+	u := upFlags{line: "2.16", agents: folder.SimulatedAgents}
+	_, err := u.options("demo")
+	require.ErrorContains(t, err, "/nonexistent/controller")
 }

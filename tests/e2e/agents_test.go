@@ -1,0 +1,93 @@
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/api/history/v1"
+	"go.temporal.io/sdk/converter"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// TestUpgradeWithRealAgents upgrades nodes that run refit-gpuagent itself, on
+// fake driver libraries: a GPU that the driver loses after the baseline parks
+// the run with the agent's words, and every host is proven by the agent's own
+// table of checks.
+func TestUpgradeWithRealAgents(t *testing.T) {
+	t.Parallel()
+	// A new pod takes its time, so that the fault comes before the validation.
+	w := up(t, "--agents", "real", "--gpus", "2", "--ready-after", "3s")
+	out, code := w.run("refit-sandbox", "status", "--name", w.name)
+	require.Zero(t, code, out)
+	require.Contains(t, out, "4 real")
+	node := w.nodesOf("shared")[0]
+	before := w.hypervisors()[node]
+	require.Len(t, before, 1)
+
+	run := w.start(quickPlan...)
+	w.until(run, "the canary's new pod", 2*time.Minute, func(protocol.Status) bool {
+		return !slices.Equal(w.hypervisors()[node], before)
+	})
+	w.fault("gpu-fails", node)
+	s := w.untilParked(run)
+	assert.Equal(t, "rollout.hypervisor.shared.canary", s.WaitingFor.Stage)
+	assert.Contains(t, findings(s), node)
+	assert.Contains(t, findings(s), "verdict "+string(gpu.Unfit))
+	assert.Contains(t, findings(s), "expected the GPUs of the baseline, found missing: GPU-", "the agent's words")
+
+	w.fault("gpu-repaired", node)
+	w.answer("retry", run)
+	r := w.approveAll(run)
+	assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+	for _, stage := range r.Stages {
+		// The first pool's canary was proven by its retry.
+		if strings.HasPrefix(stage.Name, "rollout.hypervisor.training.") && stage.Name != "rollout.hypervisor.training.plan" {
+			assert.Contains(t, stage.Note, "proven by the agents", stage.Name)
+		}
+	}
+	proven := map[string]bool{}
+	for _, v := range w.validations(run) {
+		assert.Equal(t, fakes.DefaultDriver, v.Driver, "the driver that the agent read")
+		if v.Verdict == gpu.Pass {
+			proven[v.Node] = true
+			assert.Len(t, v.Devices, 2, v.Node)
+			assert.Greater(t, v.Passed, 50, "%s: the whole table was checked", v.Node)
+		}
+	}
+	assert.Len(t, proven, 4, "every host has verdict pass")
+}
+
+// validations are the answers of the agents that the run's histories hold.
+func (w *world) validations(run string) []gpu.Result {
+	w.t.Helper()
+	var all []gpu.Result
+	for _, h := range w.histories(run) {
+		names := map[int64]string{}
+		for _, e := range h.Events {
+			if a := e.GetActivityTaskScheduledEventAttributes(); a != nil {
+				names[e.GetEventId()] = a.GetActivityType().GetName()
+			}
+			all = append(all, w.validation(e, names)...)
+		}
+	}
+	require.NotEmpty(w.t, all)
+	return all
+}
+
+func (w *world) validation(e *history.HistoryEvent, names map[int64]string) []gpu.Result {
+	w.t.Helper()
+	a := e.GetActivityTaskCompletedEventAttributes()
+	if a == nil || names[a.GetScheduledEventId()] != gpu.ValidateActivity {
+		return nil
+	}
+	var r gpu.Result
+	require.NoError(w.t, converter.GetDefaultDataConverter().FromPayloads(a.GetResult(), &r))
+	return []gpu.Result{r}
+}
