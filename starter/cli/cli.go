@@ -41,10 +41,20 @@ type App struct {
 	Getenv func(string) string
 	// Width and Height of the terminal that Out is; 0 when it is none.
 	Size func() (width, height int)
+	// Patience is how long `plan` waits for a worker (default 3 minutes: its
+	// queue is named after 2).
+	Patience time.Duration
 
 	settings run.Settings
 	output   string
 	ui       string
+}
+
+func (a *App) patience() time.Duration {
+	if a.Patience > 0 {
+		return a.Patience
+	}
+	return 3 * time.Minute
 }
 
 // exit is an error that only carries a code: everything was said already.

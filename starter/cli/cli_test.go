@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"filippo.io/age"
 	"github.com/stretchr/testify/require"
 	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/client"
 
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/starter/cli"
@@ -309,4 +311,35 @@ func TestArtifactsAreListedAndDecryptedWithAnIdentity(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content, []byte("password: fake\n")))
 	require.Equal(t, cli.ExitInput, refit(t, "artifacts", "get", "nothing", "--run", id).code)
+}
+
+// No worker polls there: a mistyped namespace, or a worker that is down.
+func TestAPlanThatNobodyTakesUpIsGivenUpAndLeavesNoOpenRun(t *testing.T) {
+	needWorld(t)
+	quiet := inNamespace(t, "deserted")
+	t.Setenv("TEMPORAL_ADDRESS", world.address)
+	file, id := planFile(t, "work")
+	var out, errs bytes.Buffer
+	a := app(environment(t), func() (int, int) { return 0, 0 }, &out, &errs)
+	a.Patience = time.Second
+	code := 0
+	require.Eventually(t, func() bool { // the server learns of a namespace within seconds
+		out.Reset()
+		errs.Reset()
+		code = cli.Main(t.Context(), a, []string{"plan", file})
+		return !strings.Contains(errs.String(), "deserted is not found") && !strings.Contains(errs.String(), "not found")
+	}, waitLimit, waitStep)
+	require.Equal(t, cli.ExitError, code)
+	require.Contains(t, errs.String(), "no worker took it up within 1s")
+	c, err := client.Dial(client.Options{HostPort: world.address, Namespace: "deserted", Logger: quiet})
+	require.NoError(t, err)
+	defer c.Close()
+	requested := false
+	events := c.GetWorkflowHistory(t.Context(), id+".plan", "", false, enumspb.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	for events.HasNext() {
+		e, err := events.Next()
+		require.NoError(t, err)
+		requested = requested || e.EventType == enumspb.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED
+	}
+	require.True(t, requested, "it would take the Lease as soon as a worker comes")
 }

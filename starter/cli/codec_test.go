@@ -23,6 +23,19 @@ import (
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
+// inNamespace makes a namespace of its own and points the commands at it.
+func inNamespace(t *testing.T, name string) log.Logger {
+	t.Setenv("TEMPORAL_NAMESPACE", name)
+	quiet := log.NewStructuredLogger(slog.New(slog.DiscardHandler))
+	namespaces, err := client.NewNamespaceClient(client.Options{HostPort: world.address, Logger: quiet})
+	require.NoError(t, err)
+	defer namespaces.Close()
+	require.NoError(t, namespaces.Register(t.Context(), &workflowservice.RegisterNamespaceRequest{
+		Namespace: name, WorkflowExecutionRetentionPeriod: durationpb.New(24 * time.Hour),
+	}))
+	return quiet
+}
+
 // sealed is a namespace whose worker and command line share a key.
 func sealed(t *testing.T) client.Client {
 	needWorld(t)
@@ -31,14 +44,7 @@ func sealed(t *testing.T) client.Client {
 	file := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(file, []byte(key.out), 0o600))
 	t.Setenv(codec.Variable, file)
-	t.Setenv("TEMPORAL_NAMESPACE", "sealed")
-	quiet := log.NewStructuredLogger(slog.New(slog.DiscardHandler))
-	namespaces, err := client.NewNamespaceClient(client.Options{HostPort: world.address, Logger: quiet})
-	require.NoError(t, err)
-	defer namespaces.Close()
-	require.NoError(t, namespaces.Register(t.Context(), &workflowservice.RegisterNamespaceRequest{
-		Namespace: "sealed", WorkflowExecutionRetentionPeriod: durationpb.New(24 * time.Hour),
-	}))
+	quiet := inNamespace(t, "sealed")
 	keys, err := codec.Read(file)
 	require.NoError(t, err)
 	options := client.Options{HostPort: world.address, Namespace: "sealed", Logger: quiet}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,6 +100,15 @@ func (a *App) plan(ctx context.Context, c *run.Connection, p planfile.Plan, exit
 	w := watcher{app: a, conn: c, run: r, quiet: true}
 	o, err := w.follow(ctx)
 	if err != nil {
+		// Left open, the run would hold the release's Lease, or take it later.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerLimit)
+		defer cancel()
+		if cerr := c.CancelWorkflow(ending, r.WorkflowID, r.RunID); cerr != nil {
+			a.say("the planning run %s is still open: %v; end it with refit abort", r.WorkflowID, cerr)
+		}
+		if errors.Is(err, errNobody) {
+			return fmt.Errorf("plan of %s: no worker took it up within %s; it ends by itself when one comes", p.ID(), a.patience())
+		}
 		return err
 	}
 	if o.Run.Open() {

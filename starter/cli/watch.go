@@ -140,7 +140,8 @@ type watcher struct {
 	run  run.Run
 	// through goes on when the run waits for an answer.
 	through bool
-	// quiet shows nothing.
+	// quiet shows nothing but that nobody works on the run, and gives up on it
+	// when that has lasted.
 	quiet bool
 
 	before   *protocol.Status
@@ -158,6 +159,9 @@ const (
 	silenceTold = 10 * time.Second
 	patience    = 2 * time.Minute
 )
+
+// errNobody ends a quiet watch of a run that no worker takes up.
+var errNobody = errors.New("nobody works on it")
 
 // follow watches until the run closes or waits for an answer.
 func (w *watcher) follow(ctx context.Context) (run.Observation, error) {
@@ -182,6 +186,9 @@ func (w *watcher) follow(ctx context.Context) (run.Observation, error) {
 		default:
 			lost = time.Time{}
 			w.show(o)
+			if w.quiet && !w.silent.IsZero() && time.Since(w.silent) > w.app.patience() {
+				return o, errNobody
+			}
 			if !o.Run.Open() || !w.through && waitCode(o.Status) != ExitDone {
 				return o, nil
 			}
@@ -202,12 +209,17 @@ func (w *watcher) observe(ctx context.Context) (run.Observation, error) {
 }
 
 func (w *watcher) show(o run.Observation) {
-	if w.quiet {
-		return
-	}
 	a := w.app
 	if o.Status == nil {
-		w.tell(o)
+		w.tell(o.Silent)
+		return
+	}
+	if w.quiet {
+		if wait := o.Status.WaitingFor; wait != nil && wait.Kind == protocol.WaitQueue {
+			w.tell(wait.Found + ": is the cluster's name right, and does its worker run?")
+			return
+		}
+		w.silent = time.Time{}
 		return
 	}
 	w.silent, w.reported = time.Time{}, false
@@ -241,8 +253,8 @@ func sameWait(before, now *protocol.Status) bool {
 }
 
 // tell says once that nobody answers, when it has lasted.
-func (w *watcher) tell(o run.Observation) {
-	if o.Silent == "" {
+func (w *watcher) tell(why string) {
+	if why == "" {
 		return
 	}
 	if w.silent.IsZero() {
@@ -250,7 +262,7 @@ func (w *watcher) tell(o run.Observation) {
 	}
 	if !w.reported && time.Since(w.silent) >= silenceTold {
 		w.reported = true
-		fmt.Fprintln(w.app.Err, "refit:", o.Silent)
+		fmt.Fprintln(w.app.Err, "refit:", why)
 	}
 }
 
