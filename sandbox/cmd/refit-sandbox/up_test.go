@@ -31,7 +31,7 @@ func TestLineNamesTheChartThatBringsIt(t *testing.T) {
 // The daemon is started with arguments that must mean the same options.
 func TestOptionsSurviveTheCommandLine(t *testing.T) {
 	for _, u := range []upFlags{
-		{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, readyAfter: 10e9, validates: 2e9, lease: 5e9, agents: folder.SimulatedAgents},
+		{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, datastores: true, readyAfter: 10e9, validates: 2e9, lease: 5e9, agents: folder.SimulatedAgents},
 		{cluster: "beta", line: "2.16", pools: []string{"a=1"}, gpus: 8, validates: validateTakes, agents: folder.RealAgents},
 	} {
 		survives(t, u)
@@ -50,6 +50,7 @@ func survives(t *testing.T, u upFlags) {
 	again.pools, _ = run.Flags().GetStringSlice("pools")
 	again.gpus, _ = run.Flags().GetInt("gpus")
 	again.noTensorFusion, _ = run.Flags().GetBool("no-tensorfusion")
+	again.datastores, _ = run.Flags().GetBool("datastores")
 	again.readyAfter, _ = run.Flags().GetDuration("ready-after")
 	again.validates, _ = run.Flags().GetDuration("validate-takes")
 	again.lease, _ = run.Flags().GetDuration("lease")
