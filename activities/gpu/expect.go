@@ -54,7 +54,7 @@ type ExpectMIG struct {
 // hypervisor.
 type TensorFusionHost struct {
 	// Port is the hypervisor's, read from the pool.
-	Port int `json:"port"`
+	Port int `json:"port,omitempty"`
 	// ShmMiB is the size of the shared-memory file system; 0 is 1024, a
 	// constant of the operator.
 	ShmMiB int `json:"shmMiB,omitempty"`

@@ -40,8 +40,9 @@ const (
 	managedBefore = "refit.run/managed-by-nvsentinel-before"
 	absent        = "<absent>"
 
-	// CordonedBy marks a cordon as ours and names the workflow. Who uncordons
-	// by hand removes it too: it would make the next foreign cordon look ours.
+	// CordonedBy marks a cordon as ours and names the workflow. It stays behind
+	// when somebody uncordons by hand, and is then no proof of the next cordon:
+	// see ours.
 	CordonedBy = "refit.run/cordoned-by"
 
 	// driverUpgrade is the GPU operator's label while it works on the node.
@@ -83,7 +84,8 @@ type Result struct {
 
 // KeepOff sets the label that keeps foreign automation off and remembers what
 // it was. A value that an earlier run remembered is kept: that run was ended
-// before it could restore it.
+// before it could restore it. Where the label is no longer as that run left it,
+// somebody has set it since, and theirs is what is remembered.
 func (a *Activities) KeepOff(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
 		if state := n.Labels[driverUpgrade]; state != "" && state != driverUpgradeDone {
@@ -93,17 +95,15 @@ func (a *Activities) KeepOff(ctx context.Context, r Request) (Result, error) {
 			}.Error(finding.Stop)
 		}
 		before, remembered := n.Annotations[managedBefore]
-		if !remembered {
-			before = absent
-			if value, set := n.Labels[ManagedLabel]; set {
-				before = value
-			}
+		value, set := n.Labels[ManagedLabel]
+		if remembered && value == keepOff {
+			return Result{Before: before}, nil, nil
 		}
-		out := Result{Before: before}
-		if remembered && n.Labels[ManagedLabel] == keepOff {
-			return out, nil, nil
+		before = absent
+		if set {
+			before = value
 		}
-		return out, metadata(map[string]any{ManagedLabel: keepOff}, map[string]any{managedBefore: before}), nil
+		return Result{Before: before}, metadata(map[string]any{ManagedLabel: keepOff}, map[string]any{managedBefore: before}), nil
 	})
 }
 
@@ -132,9 +132,11 @@ func (a *Activities) GiveBack(ctx context.Context, r Request) (Result, error) {
 // stays theirs.
 func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
-		_, ours := n.Annotations[CordonedBy]
-		if n.Spec.Unschedulable {
-			return Result{Foreign: !ours}, nil, nil
+		switch {
+		case n.Spec.Unschedulable && ours(n):
+			return Result{}, nil, nil
+		case n.Spec.Unschedulable:
+			return Result{Foreign: true}, unmark(n), nil
 		}
 		patch := metadata(nil, map[string]any{CordonedBy: workflowID(ctx)})
 		patch["spec"] = map[string]any{"unschedulable": true}
@@ -145,13 +147,46 @@ func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
 // Uncordon undoes a cordon of ours; any other is left.
 func (a *Activities) Uncordon(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, orGone, func(n *corev1.Node) (Result, map[string]any, error) {
-		if _, ours := n.Annotations[CordonedBy]; !ours {
-			return Result{Foreign: n.Spec.Unschedulable}, nil, nil
+		if !ours(n) {
+			return Result{Foreign: n.Spec.Unschedulable}, unmark(n), nil
 		}
 		patch := metadata(nil, map[string]any{CordonedBy: nil})
 		patch["spec"] = map[string]any{"unschedulable": nil}
 		return Result{}, patch, nil
 	})
+}
+
+// ours reports whether the node is cordoned, and by us: it is marked, and the
+// API server has us as who set spec.unschedulable. The mark alone is no proof.
+// Both are written at once, but kubectl uncordon leaves the mark, and whoever
+// cordons after that would find their cordon taken for ours. A server that
+// does not tell who set the field leaves the mark.
+func ours(n *corev1.Node) bool {
+	if _, marked := n.Annotations[CordonedBy]; !marked || !n.Spec.Unschedulable {
+		return false
+	}
+	told := false
+	for _, e := range n.ManagedFields {
+		var set struct {
+			Spec map[string]json.RawMessage `json:"f:spec"`
+		}
+		if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.Raw, &set) != nil || set.Spec["f:unschedulable"] == nil {
+			continue
+		}
+		if e.Manager == kube.UserAgent {
+			return true
+		}
+		told = true
+	}
+	return !told
+}
+
+// unmark takes a mark off that its cordon has outlived; nil without one.
+func unmark(n *corev1.Node) map[string]any {
+	if _, marked := n.Annotations[CordonedBy]; !marked {
+		return nil
+	}
+	return metadata(nil, map[string]any{CordonedBy: nil})
 }
 
 func workflowID(ctx context.Context) string {

@@ -49,8 +49,9 @@ func (w *world) node() *corev1.Node {
 	return n
 }
 
+// patch is a write of somebody else, as kubectl makes it.
 func (w *world) patch(json string) {
-	_, err := w.k.Typed.CoreV1().Nodes().Patch(w.t.Context(), w.req.Node, types.MergePatchType, []byte(json), metav1.PatchOptions{})
+	_, err := w.k.Typed.CoreV1().Nodes().Patch(w.t.Context(), w.req.Node, types.MergePatchType, []byte(json), metav1.PatchOptions{FieldManager: "kubectl-cordon"})
 	require.NoError(w.t, err)
 }
 
@@ -99,6 +100,32 @@ func TestALabelThatSomebodyHasSetMeanwhileStays(t *testing.T) {
 	require.NotContains(t, w.node().Annotations, managedBefore)
 }
 
+// A run died after KeepOff, a person has set the label since, and the next run
+// restores what that person wants.
+func TestALabelThatSomebodyHasSetSinceARunDiedIsWhatIsRestored(t *testing.T) {
+	for name, c := range map[string]struct{ earlier, patch, want string }{
+		"set":     {"", `"true"`, "true"},
+		"changed": {"true", `"maintenance"`, "maintenance"},
+		"removed": {"true", `null`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			labels := map[string]string{}
+			if c.earlier != "" {
+				labels[ManagedLabel] = c.earlier
+			}
+			w := newWorld(t, "since", labels)
+			w.must(w.KeepOff(t.Context(), w.req))
+			w.patch(`{"metadata":{"labels":{"` + ManagedLabel + `":` + c.patch + `}}}`)
+			require.True(t, w.must(w.KeepOff(t.Context(), w.req)).Changed)
+			require.Equal(t, keepOff, w.node().Labels[ManagedLabel])
+			w.must(w.GiveBack(t.Context(), w.req))
+			value, set := w.node().Labels[ManagedLabel]
+			require.Equal(t, c.want, value)
+			require.Equal(t, c.want != "", set)
+		})
+	}
+}
+
 func TestADriverUpgradeOfTheOperatorIsRespected(t *testing.T) {
 	w := newWorld(t, "upgrading", map[string]string{driverUpgrade: "drain-required"})
 	_, err := w.KeepOff(t.Context(), w.req)
@@ -123,6 +150,46 @@ func TestACordonOfOursIsUndoneAndAForeignOneIsNot(t *testing.T) {
 	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Foreign)
 	require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Foreign)
 	require.True(t, w.node().Spec.Unschedulable)
+}
+
+// kubelet is a label as every node has from its kubelet: the API server tracks
+// who set what only on objects that were made with something in them.
+var kubelet = map[string]string{corev1.LabelOSStable: "linux"}
+
+// kubectl uncordon leaves the mark of our cordon on the node.
+func TestACordonAfterOursWasUndoneByHandIsNotTakenForOurs(t *testing.T) {
+	const uncordon, cordon = `{"spec":{"unschedulable":null}}`, `{"spec":{"unschedulable":true}}`
+	for name, do := range map[string]func(*world) Result{
+		"the next run cordons":   func(w *world) Result { return w.must(w.Cordon(t.Context(), w.req)) },
+		"the same run uncordons": func(w *world) Result { return w.must(w.Uncordon(t.Context(), w.req)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "by-hand", kubelet)
+			w.must(w.Cordon(t.Context(), w.req))
+			w.patch(uncordon)
+			require.Contains(t, w.node().Annotations, CordonedBy)
+			w.patch(cordon)
+			require.True(t, do(w).Foreign)
+			require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Foreign)
+			require.True(t, w.node().Spec.Unschedulable, "theirs")
+			require.NotContains(t, w.node().Annotations, CordonedBy, "it is the mark of nothing")
+		})
+	}
+	t.Run("ours again", func(t *testing.T) {
+		w := newWorld(t, "by-hand", kubelet)
+		w.must(w.Cordon(t.Context(), w.req))
+		w.patch(uncordon)
+		require.True(t, w.must(w.Cordon(t.Context(), w.req)).Changed)
+		require.False(t, w.must(w.Cordon(t.Context(), w.req)).Foreign)
+		require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Changed)
+		require.False(t, w.node().Spec.Unschedulable)
+	})
+	t.Run("a server that does not tell who set it", func(t *testing.T) {
+		w := newWorld(t, "by-hand", kubelet)
+		w.must(w.Cordon(t.Context(), w.req))
+		w.patch(`{"metadata":{"managedFields":[{}]}}`)
+		require.False(t, w.must(w.Cordon(t.Context(), w.req)).Foreign)
+	})
 }
 
 func TestAnotherMachineUnderTheNameIsNotTouched(t *testing.T) {

@@ -5,7 +5,9 @@ package gpuagent
 import (
 	"bytes"
 	"os"
+	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -129,11 +131,71 @@ func TestBothLevelsServeTheirOwnNodeAndHoldNoToken(t *testing.T) {
 	}
 }
 
-func TestTheManifestStatesWhatEachLevelNeeds(t *testing.T) {
+// statements are the points of the manifest's head, by level.
+func statements(t *testing.T) map[string][]string {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	head, _, _ := strings.Cut(string(text), "apiVersion:")
-	for _, stated := range []string{"SYSLOG", "root", "privileged", "host PID", "host network", "read-only"} {
-		require.Contains(t, head, stated)
+	out, level := map[string][]string{}, ""
+	for line := range strings.Lines(head) {
+		if m := regexp.MustCompile(`^# (check|setup) \(`).FindStringSubmatch(line); m != nil {
+			level = m[1]
+		} else if strings.TrimSpace(line) == "#" {
+			level = ""
+		} else if m := regexp.MustCompile(`^#   (\S.*?)(  |\n)`).FindStringSubmatch(line); m != nil && level != "" {
+			out[level] = append(out[level], m[1])
+		}
 	}
+	return out
+}
+
+// Each point is what the manifest has, and the manifest has nothing without a
+// point.
+func TestTheManifestStatesWhatEachLevelNeeds(t *testing.T) {
+	sets, _ := load(t)
+	check, setup := sets["check"].Spec.Template.Spec, sets["setup"].Spec.Template.Spec
+	checkC, setupC := check.Containers[0], setup.Containers[0]
+	holds := map[string]bool{
+		"check: root":   *checkC.SecurityContext.RunAsUser == 0,
+		"check: SYSLOG": slices.Equal(checkC.SecurityContext.Capabilities.Add, []corev1.Capability{"SYSLOG"}),
+		"check: no other capability, no privilege escalation, the root file system read-only": slices.Equal(checkC.SecurityContext.Capabilities.Drop, []corev1.Capability{"ALL"}) &&
+			!*checkC.SecurityContext.AllowPrivilegeEscalation && *checkC.SecurityContext.ReadOnlyRootFilesystem,
+		"check: GPUs":         *check.RuntimeClassName == "nvidia" && env(checkC)["NVIDIA_VISIBLE_DEVICES"] == "all" && env(checkC)["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility",
+		"check: host network": check.HostNetwork,
+		"setup: privileged":   *setupC.SecurityContext.Privileged,
+		"setup: host PID":     setup.HostPID && !check.HostPID,
+		"setup: MIG":          env(setupC)["NVIDIA_MIG_CONFIG_DEVICES"] == "all" && env(setupC)["NVIDIA_MIG_MONITOR_DEVICES"] == "all",
+	}
+	for level, points := range statements(t) {
+		var paths []string
+		for _, point := range points {
+			if list, is := strings.CutPrefix(point, "host /"); is {
+				paths = append(paths, strings.Split("/"+list, ", ")...)
+				continue
+			}
+			held, known := holds[level+": "+point]
+			require.True(t, known, "level %s, %q: say here what of the manifest that is", level, point)
+			require.True(t, held, "level %s: the head states %q", level, point)
+			delete(holds, level+": "+point)
+		}
+		require.ElementsMatch(t, paths, mounted(sets[level]), "level %s: the host's paths", level)
+	}
+	require.Empty(t, holds, "what the manifest has and its head does not state")
+}
+
+// mounted are the paths of the host that a level has, each at its place below
+// the root that the agent is told.
+func mounted(d *appsv1.DaemonSet) (out []string) {
+	for _, v := range d.Spec.Template.Spec.Volumes {
+		if v.HostPath == nil {
+			continue
+		}
+		for _, m := range agent(d).VolumeMounts {
+			if m.Name == v.Name && m.MountPath == path.Join(env(agent(d))["REFIT_HOST_ROOT"], v.HostPath.Path) {
+				out = append(out, v.HostPath.Path)
+			}
+		}
+	}
+	return out
 }

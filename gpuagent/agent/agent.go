@@ -61,12 +61,13 @@ func (a *Agent) take(ctx context.Context) (release func(), err error) {
 	}
 }
 
-func (a *Agent) own(node string) error {
-	if node == a.Node {
+// own refuses a request for another node than the one that is served.
+func own(served, asked string) error {
+	if asked == served {
 		return nil
 	}
-	return &setup.Failure{Class: setup.Stop, Object: "agent of node " + a.Node, Expected: "a request for this node", Found: "one for " + node,
-		Next: "check NODE_NAME of the agent and the node of the request"}
+	return &setup.Failure{Class: setup.Stop, Object: "agent of node " + served, Expected: "a request for this node", Found: "one for " + asked,
+		Next: "check NODE_NAME of the agent, and node and cluster of the request"}
 }
 
 // Prepare is the activity gpu.Prepare.
@@ -91,7 +92,7 @@ func (a *Agent) Baseline(ctx context.Context, req gpu.BaselineRequest) (gpu.Base
 }
 
 func (a *Agent) baseline(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseline, error) {
-	if err := a.own(req.Node); err != nil {
+	if err := own(a.Node, req.Node); err != nil {
 		return gpu.Baseline{}, err
 	}
 	release, err := a.take(ctx)
@@ -184,7 +185,7 @@ func badRequest(object, expected, found, next string) error {
 // Examine answers every row, and gives the result without its rows.
 func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(string)) ([]gpu.Check, gpu.Result, error) {
 	out := gpu.Result{Node: a.Node, BootID: a.Host.BootID(), Verdict: gpu.Unproven}
-	if err := a.own(req.Node); err != nil {
+	if err := own(a.Node, req.Node); err != nil {
 		return nil, out, err
 	}
 	if req.Level == "" {
@@ -195,6 +196,9 @@ func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(
 	}
 	if req.Baseline != nil && req.Baseline.Node != a.Node {
 		return nil, out, badRequest("baseline", "one of node "+a.Node, "one of node "+req.Baseline.Node, "give the baseline that was taken on this host, or none")
+	}
+	if e := req.Expect; e != nil && e.TensorFusion != nil && e.TensorFusion.Limiter != "" && e.TensorFusion.LimitMiB == 0 {
+		return nil, out, badRequest("tensorFusion.limitMiB", "the memory that the limiter allows, in MiB", "0", "give the limit, or leave the limiter out")
 	}
 	release, err := a.take(ctx)
 	if err != nil {
@@ -215,7 +219,7 @@ func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(
 	}
 	checks := check.Evaluate(in)
 	out.Driver, out.Devices = in.NVML.Driver.Value, devices(&in.NVML)
-	out.Verdict = check.Verdict(checks, v.expect.AllowedWarnings)
+	out.Verdict = gpu.VerdictOf(checks, v.expect.AllowedWarnings)
 	return checks, out, nil
 }
 

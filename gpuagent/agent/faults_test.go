@@ -301,8 +301,11 @@ func TestARequestThatIsCancelledEndsItsChildrenAndRunsAgain(t *testing.T) {
 func TestAFabricThatComesUpIsWaitedForHalfOfTheTime(t *testing.T) {
 	w := newWorld(t)
 	w.set("gpu.1.fabric.state", "2")
+	var mu sync.Mutex // the probes tell their steps at the same time
 	var steps []string
 	_, _, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(s string) {
+		mu.Lock()
+		defer mu.Unlock()
 		steps = append(steps, s)
 		if s == "wait for the fabric" {
 			w.set("gpu.1.fabric.state", "3")
@@ -318,8 +321,8 @@ func TestMIGDevicesAreProvenOneByOne(t *testing.T) {
 	s, err := nvml.Take(context.Background(), time.Minute)
 	require.NoError(t, err)
 	require.Len(t, s.Devices[1].Instances.Value, 1)
-	require.Equal(t, 1, s.Devices[1].Instances.Value[0].Compute)
-	require.Len(t, s.Devices[1].MIGDevices, 1)
+	require.Len(t, s.Devices[1].Instances.Value[0].Compute, 1)
+	require.Len(t, s.Devices[1].MIGDevices.Value, 1)
 	checks, r, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(string) {})
 	require.NoError(t, err)
 	require.Equal(t, gpu.Pass, r.Verdict, "%+v", checks)
@@ -330,6 +333,28 @@ func TestMIGDevicesAreProvenOneByOne(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{w.gpus.UUID(0), w.gpus.MIGUUID(1, 1, 0)}, proven)
+
+	// A MIG device that the driver does not give is not passed over, and no other
+	// device is probed in its place.
+	for code, want := range map[string]gpu.Verdict{"999": gpu.Unfit, "6": gpu.Unproven, "4": gpu.Unproven} {
+		w.set("gpu.1.fail.nvmlDeviceGetMigDeviceHandleByIndex", code)
+		require.Equal(t, want, w.quick(nil).Verdict, "code %s", code)
+	}
+}
+
+func TestADriverThatHoldsTheWatchIsUnfit(t *testing.T) {
+	w := newWorld(t)
+	w.set("hang.nvmlEventSetCreate", "1")
+	r := w.validate(gpu.ValidateRequest{Level: gpu.Quick, Deadline: 6 * time.Second})
+	requireRow(t, r, "Xid live", "nvmlEventSetCreate", gpu.Fatal)
+	require.Equal(t, gpu.Unfit, r.Verdict)
+}
+
+func TestALimiterWithoutALimitIsBadInput(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.agent.Validate(context.Background(), gpu.ValidateRequest{Node: node, Expect: &gpu.Expect{
+		TensorFusion: &gpu.TensorFusionHost{Port: 8000, Limiter: w.gpus.Limiter()}}})
+	requireStop(t, err, "limitMiB")
 }
 
 func TestTheLibraryIsNeverMappedIntoTheAgent(t *testing.T) {

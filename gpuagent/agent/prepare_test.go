@@ -115,6 +115,34 @@ func TestBadRequestsAreClassedForTheWorkflow(t *testing.T) {
 	}
 }
 
+// Once there are instances the driver hides row remapping, from us and from
+// every validation after.
+func TestBadRowsKeepAGPUFromBeingDivided(t *testing.T) {
+	for _, key := range []string{"gpu.1.remap.failed", "gpu.1.remap.pending"} {
+		w := newWorld(t)
+		w.set(key, "1")
+		for _, req := range []gpu.PrepareRequest{
+			{Node: node, MIG: &gpu.MIGRequest{Config: twoHalves}},
+			{Node: node, MIG: &gpu.MIGRequest{Config: twoHalves, ModeOnly: true}},
+			{Node: node, MIG: &gpu.MIGRequest{Config: twoHalves}, PlanOnly: true},
+		} {
+			out, err := w.agent.Prepare(context.Background(), req)
+			f, class, ok := finding.Of(err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, finding.Stop, class)
+			require.Contains(t, f.String(), "row")
+			require.Contains(t, f.String(), w.gpus.UUID(1))
+			require.Equal(t, req.PlanOnly, len(out.Actions) > 0, "a plan is still told")
+		}
+		mode, err := w.gpus.Get("gpu.0.mig.current")
+		require.NoError(t, err)
+		require.Empty(t, mode, "the other GPU is not touched either")
+		w.set(key, "")
+		_, err = w.prepare(gpu.MIGRequest{Config: twoHalves})
+		require.NoError(t, err)
+	}
+}
+
 func TestTwoPreparationsAtOnceEndInOneLayout(t *testing.T) {
 	w := newWorld(t)
 	var group sync.WaitGroup

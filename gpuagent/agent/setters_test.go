@@ -30,9 +30,9 @@ func (r *recorder) ActVGPU(ctx context.Context, a nvml.VGPUAct) (nvml.VGPUGPU, e
 	return r.Setters.ActVGPU(ctx, a)
 }
 
-func (r *recorder) Write(path, value string) error {
+func (r *recorder) Write(ctx context.Context, path, value string) error {
 	r.reached = append(r.reached, path)
-	return r.Setters.Write(path, value)
+	return r.Setters.Write(ctx, path, value)
 }
 
 func (r *recorder) EnableVFs(ctx context.Context, pci string) error {

@@ -67,7 +67,12 @@ func (v *validation) observe(caller context.Context) (check.Input, error) {
 	if err == nil && s.Init == nvml.Success {
 		v.work(ctx, &in)
 		v.step("read the driver again")
-		after, err := v.read(ctx)
+		after, err := nvml.Snapshot{}, errDeadline
+		// A driver that held the watch has used up the time: a reading without any
+		// would only blame it once more, in the wrong place.
+		if !check.Holds(in.WatchTrouble) {
+			after, err = v.read(ctx)
+		}
 		in.NVML, in.Trouble = readings(s, after, err)
 	}
 	if err := caller.Err(); err != nil {
@@ -142,9 +147,9 @@ func (v *validation) work(ctx context.Context, in *check.Input) {
 		switch {
 		case errors.Is(err, errDeadline):
 		case err != nil:
-			in.WatchTrouble = err.Error()
+			in.WatchTrouble = err
 		case o.Init != nvml.Success:
-			in.WatchTrouble = "the driver answers " + o.Init.String()
+			in.WatchTrouble = errors.New("the driver answers " + o.Init.String())
 		default:
 			in.Watch = &o
 		}
@@ -160,14 +165,11 @@ type target struct{ gpu, uuid string }
 func targets(devices []nvml.Device) []target {
 	var out []target
 	for _, d := range devices {
-		switch {
-		case d.Handle != nvml.Success || !d.UUID.OK():
-		case d.MIGMode.OK() && d.MIGMode.Value.Current == 1:
-			for _, m := range d.MIGDevices {
-				out = append(out, target{d.UUID.Value, m.UUID})
-			}
-		default:
-			out = append(out, target{d.UUID.Value, d.UUID.Value})
+		if d.Handle != nvml.Success || !d.UUID.OK() {
+			continue
+		}
+		for _, uuid := range d.CUDADevices() {
+			out = append(out, target{d.UUID.Value, uuid})
 		}
 	}
 	return out

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/sdk/client"
-	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
@@ -26,7 +24,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
-	"github.com/refit-run/refit/tests/freeport"
+	"github.com/refit-run/refit/gpuagent/temporaltest"
 )
 
 const (
@@ -47,10 +45,10 @@ func BenchmarkAgent(b *testing.B) {
 	env := fakeHost(b)
 	for b.Loop() {
 		figure("quick check of 8 fake GPUs", quickCheck(b, binary, env).Seconds(), "s", quickGoalSeconds)
-		if server := temporalBinary(); server != "" {
+		if server := temporaltest.Binary(); server != "" {
 			figure("idle RSS of the GPU agent", idleRSS(b, binary, server, env), "MB", idleGoalMB)
 		} else {
-			b.Log("skipped: idle RSS needs the Temporal CLI; make it with `make build`, or name it in REFIT_TEST_TEMPORAL")
+			b.Log("skipped: idle RSS: " + temporaltest.Missing)
 		}
 	}
 }
@@ -100,13 +98,7 @@ func quickCheck(b *testing.B, binary string, env []string) time.Duration {
 // idleRSS is the memory of an agent that has served one validation and waits
 // for the next request.
 func idleRSS(b *testing.B, binary, server string, env []string) float64 {
-	ports, err := freeport.Get(2)
-	require.NoError(b, err)
-	port, ui := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
-	address := "127.0.0.1:" + port
-	start(b, exec.Command(server, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port, "--http-port", ui, "--log-level", "never"))
-	c := dial(b, address)
-	defer c.Close()
+	address, c := temporaltest.Start(b, server)
 	agent := exec.Command(binary, "run")
 	agent.Env = append(env, "TEMPORAL_ADDRESS="+address)
 	start(b, agent)
@@ -142,16 +134,6 @@ func start(b *testing.B, c *exec.Cmd) {
 	})
 }
 
-func dial(b *testing.B, address string) client.Client {
-	var c client.Client
-	require.Eventually(b, func() bool {
-		var err error
-		c, err = client.Dial(client.Options{HostPort: address, Logger: log.NewStructuredLogger(slog.New(slog.DiscardHandler))})
-		return err == nil
-	}, time.Minute, 50*time.Millisecond)
-	return c
-}
-
 func rss(b *testing.B, pid int) float64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	require.NoError(b, err)
@@ -164,13 +146,4 @@ func rss(b *testing.B, pid int) float64 {
 	}
 	b.Fatal("no VmRSS in /proc")
 	return 0
-}
-
-func temporalBinary() string {
-	for _, path := range []string{os.Getenv("REFIT_TEST_TEMPORAL"), filepath.Join("..", "..", "bin", "temporal")} {
-		if _, err := os.Stat(path); path != "" && err == nil {
-			return path
-		}
-	}
-	return ""
 }

@@ -1,6 +1,5 @@
 // Package check judges a GPU host: pure rules, one function per row of the
-// validation table, from what was read (driver, host, probe) to checks and a
-// verdict. It does no I/O and calls no driver; a rule that cannot be answered
+// validation table, from what was read (driver, host, probe) to checks. It does no I/O and calls no driver; a rule that cannot be answered
 // says so by name and never passes silently.
 package check
 
@@ -23,9 +22,9 @@ type Input struct {
 	Trouble string
 	Host    host.Snapshot
 	// Watch is what was seen while the probe ran, nil when nothing was; then
-	// WatchTrouble says what became of the child that looked.
+	// WatchTrouble is what became of the child that looked.
 	Watch        *nvml.Observation
-	WatchTrouble string
+	WatchTrouble error
 	Proofs       []Proof
 	// Baseline is nil when there is nothing to compare with.
 	Baseline *gpu.Baseline
@@ -66,37 +65,6 @@ func Evaluate(in Input) []gpu.Check {
 		}
 	}
 	return out
-}
-
-// Verdict is the whole host's, from the checks of all rows: "any F -> unfit;
-// any R -> resetNeeded; any W beyond the plan's allowance -> degraded; a row
-// that could not be answered and matters -> unproven; else pass". The sentence
-// says what each class means, not which of the last two wins. Unproven does: a
-// rollout goes on over a degraded host, and an unproven one must not become
-// that by one warning more.
-func Verdict(checks []gpu.Check, allowedWarnings int) gpu.Verdict {
-	count := map[gpu.Severity]int{}
-	unanswered := false
-	for _, c := range checks {
-		switch {
-		case c.OK:
-		case c.Skipped == "":
-			count[c.Severity]++
-		case c.Severity == gpu.Fatal || c.Severity == gpu.Reset:
-			unanswered = true
-		}
-	}
-	switch {
-	case count[gpu.Fatal] > 0:
-		return gpu.Unfit
-	case count[gpu.Reset] > 0:
-		return gpu.ResetNeeded
-	case unanswered:
-		return gpu.Unproven
-	case count[gpu.Warn] > allowedWarnings:
-		return gpu.Degraded
-	}
-	return gpu.Pass
 }
 
 func covers(asked, row gpu.Level) bool {
@@ -192,17 +160,50 @@ func answered[T any](c *cell, r nvml.Reading[T]) (T, bool) {
 	return none, false
 }
 
-func (c *cell) refused(code nvml.Code, missing string) {
-	why := "not supported"
-	if c.row.why != "" {
-		why += ": " + c.row.why
+// needed is answered for a value that must be there, because of what else is
+// known or was declared: that the driver has no such call proves nothing then.
+func needed[T any](c *cell, r nvml.Reading[T], because string) (T, bool) {
+	if r.Absent() {
+		c.unanswered(because+", and "+c.absence(r.Why()), "install a driver that has the call, or correct the plan")
+		return r.Value, false
 	}
+	return answered(c, r)
+}
+
+// neededIf is needed where the condition holds, else answered.
+func neededIf[T any](c *cell, must bool, r nvml.Reading[T], because string) (T, bool) {
+	if must {
+		return needed(c, r, because)
+	}
+	return answered(c, r)
+}
+
+// part is answered for one reading of several of a row, which no baseline has
+// by itself: absent, it is a skip that names it.
+func part[T any](c *cell, r nvml.Reading[T], name string) (T, bool) {
+	if r.Absent() {
+		c.skip(name + ": " + c.absence(r.Why()))
+		return r.Value, false
+	}
+	return answered(c, r)
+}
+
+// absence says what it means that a value is not there at all.
+func (c *cell) absence(code nvml.Code, missing string) string {
 	switch {
 	case missing != "":
-		why = "the driver's library has no " + missing
+		return "the driver's library has no " + missing
 	case code == nvml.FunctionNotFound:
-		why = "the driver's library has another version of the call"
-	case code == nvml.NotSupported:
+		return "the driver's library has another version of the call"
+	case c.row.why != "":
+		return "not supported: " + c.row.why
+	}
+	return "not supported"
+}
+
+func (c *cell) refused(code nvml.Code, missing string) {
+	switch {
+	case nvml.Reading[bool]{Code: code, Missing: missing}.Absent():
 	case code == nvml.GPUIsLost:
 		c.fail(gpu.Fatal, "an answer", code.String(), "the GPU fell off the bus: read the kernel log, power-cycle the host")
 		return
@@ -219,11 +220,19 @@ func (c *cell) refused(code nvml.Code, missing string) {
 		c.unanswered("the driver answers "+code.String(), "repeat the check; if it stays, reload the driver")
 		return
 	}
+	why := c.absence(code, missing)
 	if c.hasBase {
 		c.fail(gpu.Warn, c.base+", as in the baseline", why, "the new driver or the GPU's mode no longer gives this value")
 		return
 	}
 	c.skip(why)
+}
+
+// refusedOn is refused for one GPU on a row of the host.
+func refusedOn[T any](c *cell, d *nvml.Device, r nvml.Reading[T]) {
+	one := &cell{in: c.in, d: d, row: c.row}
+	one.refused(r.Why())
+	c.out = append(c.out, one.out...)
 }
 
 // equalBase compares with the baseline, where there is one.

@@ -33,6 +33,16 @@ var gpuFaults = []fault{
 	{"PCIe replays during the probe", func(in *Input, _ *nvml.Device) { in.Baseline = nil; in.Watch.Devices[0].Replays = is(uint64(2)) }, "PCIe errors", gpu.Warn, "2 new", degraded},
 	{"other PCIe errors", func(_ *Input, d *nvml.Device) { d.PCIeErrors = is(uint64(7)) }, "PCIe errors", gpu.Warn, "7 new", degraded},
 	{"fatal PCIe error", func(_ *Input, d *nvml.Device) { d.PCIeFatal = is(uint64(1)) }, "PCIe errors", gpu.Fatal, "1", unfit},
+	{"fatal PCIe errors not counted", func(_ *Input, d *nvml.Device) { d.PCIeFatal = code[uint64](nvml.NotSupported) }, "PCIe errors", "", "fatal errors: not supported", pass},
+	{"other PCIe errors no longer counted", func(_ *Input, d *nvml.Device) { d.PCIeErrors = code[uint64](nvml.NotSupported) }, "PCIe errors", gpu.Warn, "other errors", degraded},
+	{"other PCIe errors counted by the new driver only", func(in *Input, d *nvml.Device) {
+		d.PCIeErrors = is(uint64(700))
+		in.Baseline.Devices[0].Readings["PCIe errors"] = "3/-"
+	}, "PCIe errors", "", "not in the baseline", pass},
+	{"PCIe errors with nothing to compare", func(in *Input, _ *nvml.Device) { in.Baseline, in.Watch = nil, nil }, "PCIe errors", "", "neither a baseline", pass},
+	{"replays not read during the probe", func(in *Input, _ *nvml.Device) {
+		in.Baseline, in.Watch.Devices[0].Replays = nil, code[uint64](nvml.NotSupported)
+	}, "PCIe errors", "", "not supported", pass},
 	{"ECC change pending", func(_ *Input, d *nvml.Device) { d.ECCMode = is(nvml.Pair{Current: 1}) }, "ECC mode", gpu.Reset, "off after a reset", reset},
 	{"ECC switched off", func(_ *Input, d *nvml.Device) { d.ECCMode = is(nvml.Pair{}) }, "ECC mode", gpu.Reset, "off", reset},
 	{"ECC error", func(_ *Input, d *nvml.Device) { d.ECCVolatile = is(uint64(1)) }, "ECC volatile", gpu.Fatal, "1", unfit},
@@ -46,14 +56,18 @@ var gpuFaults = []fault{
 	{"unrepairable memory", func(_ *Input, d *nvml.Device) { d.Unrepairable = is(true) }, "unrepairable memory", gpu.Fatal, "unrepairable", unfit},
 	{"repair pending", func(_ *Input, d *nvml.Device) { d.RepairWaits = is(true) }, "memory repair", gpu.Fatal, "pending", unfit},
 	{"page retirement pending", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{}), is(true) }, "retired pages", gpu.Warn, "waits", degraded},
-	{"too many retired pages", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{SingleBit: 63}) }, "retired pages", gpu.Warn, "63", degraded},
-	{"too many for double-bit errors", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{DoubleBit: 16}) }, "retired pages", gpu.Warn, "16", degraded},
+	{"pending retirement not answered", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{}) }, "retired pages", "", "pending retirement: not supported", pass},
+	{"too many retired pages", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{SingleBit: 63}), is(false) }, "retired pages", gpu.Warn, "63", degraded},
+	{"too many for double-bit errors", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{DoubleBit: 16}), is(false) }, "retired pages", gpu.Warn, "16", degraded},
 	{"InfoROM corrupted", func(_ *Input, d *nvml.Device) { d.InfoROMValid = code[bool](nvml.CorruptedInfoROM) }, "InfoROM", gpu.Warn, "CORRUPTED", degraded},
 	{"throttled now", func(_ *Input, d *nvml.Device) { d.Throttle = is(uint64(0x40)) }, "throttle", gpu.Warn, "hardware thermal", degraded},
 	{"throttled in some samples", throttled(3), "throttle", gpu.Warn, "power brake", degraded},
 	{"throttled in every sample", throttled(20), "throttle", gpu.Fatal, "every sample", unfit},
+	{"throttle not read in a sample", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].Unread = 2 }, "throttle", "", "2 of 20", pass},
 	{"hot", func(_ *Input, d *nvml.Device) { d.Temperature = is(85) }, "temperature", gpu.Warn, "85", degraded},
-	{"margin gone", func(_ *Input, d *nvml.Device) { d.Margin = is(2) }, "temperature", gpu.Warn, "2", degraded},
+	{"margin gone", func(_ *Input, d *nvml.Device) { d.Margin = is(2) }, "temperature", gpu.Warn, "4 °C", degraded},
+	{"margin gone to a slowdown above the point where it slows", func(_ *Input, d *nvml.Device) { d.Margin, d.Limits.Slowdown = is(9), is(6) }, "temperature", gpu.Warn, "3 °C", degraded},
+	{"limit of the slowdown not told", func(_ *Input, d *nvml.Device) { d.Margin, d.Limits.Slowdown = is(9), code[int](nvml.NotSupported) }, "temperature", "", "limit of the slowdown", pass},
 	{"memory hot", func(_ *Input, d *nvml.Device) { d.MemoryTemp = is(95) }, "memory temperature", gpu.Warn, "95", degraded},
 	{"power limit lost", func(_ *Input, d *nvml.Device) { d.PowerLimit = is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
 	{"power limit other than before", func(in *Input, d *nvml.Device) { in.Expect.PowerLimitWatts, d.PowerLimit = 0, is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
@@ -62,6 +76,10 @@ var gpuFaults = []fault{
 	{"compute exclusive, not before", func(_ *Input, d *nvml.Device) { d.ComputeMode = is(3) }, "compute mode", gpu.Fatal, "EXCLUSIVE", unfit},
 	{"link down", func(_ *Input, d *nvml.Device) { d.Links[4].Up = is(false) }, "NVLink up", gpu.Fatal, "down: 4", unfit},
 	{"links missing", func(_ *Input, d *nvml.Device) { d.LinkCount, d.Links = is(uint64(12)), d.Links[:12] }, "NVLink up", gpu.Fatal, "12 links", unfit},
+	{"number of links not answered, though declared", func(_ *Input, d *nvml.Device) {
+		d.LinkCount = nvml.Reading[uint64]{Missing: "nvmlDeviceGetFieldValues"}
+	}, "NVLink up", gpu.Fatal, "NVLink is declared", unproven},
+	{"number of links by another version, though declared", func(_ *Input, d *nvml.Device) { d.LinkCount = code[uint64](nvml.FunctionNotFound) }, "NVLink up", gpu.Fatal, "NVLink is declared", unproven},
 	{"link slow", func(_ *Input, d *nvml.Device) { d.Links[0].Speed = is(uint64(1)) }, "NVLink speed", gpu.Warn, "1, 26562", degraded},
 	{"link replays", func(_ *Input, d *nvml.Device) { d.Links[0].Replay = is(uint64(1)) }, "NVLink errors", gpu.Fatal, "1 new", unfit},
 	{"link recoveries", func(_ *Input, d *nvml.Device) { d.Links[0].Recovery = is(uint64(1)) }, "NVLink errors", gpu.Fatal, "1 new", unfit},
@@ -73,6 +91,13 @@ var gpuFaults = []fault{
 	{"fabric limited", fabricIs(nvml.Fabric{Version: 3, State: 3, Summary: 3, Health: 0x1}), "fabric", gpu.Warn, "degraded bandwidth", degraded},
 	{"fabric wrongly configured", fabricIs(nvml.Fabric{Version: 2, State: 3, Health: 0x200}), "fabric", gpu.Fatal, "wrong configuration", unfit},
 	{"no fabric though declared", func(_ *Input, d *nvml.Device) { d.Fabric = code[nvml.Fabric](nvml.NotSupported) }, "fabric", gpu.Fatal, "no fabric", unfit},
+	{"fabric not answered, though declared", func(_ *Input, d *nvml.Device) {
+		d.Fabric = nvml.Reading[nvml.Fabric]{Missing: "nvmlDeviceGetGpuFabricInfo"}
+	}, "fabric", gpu.Fatal, "a fabric is declared", unproven},
+	{"fabric by another version, though declared", func(_ *Input, d *nvml.Device) { d.Fabric = code[nvml.Fabric](nvml.FunctionNotFound) }, "fabric", gpu.Fatal, "a fabric is declared", unproven},
+	{"peer's NVLink not read", func(_ *Input, d *nvml.Device) { d.Peers[0].NVLink = code[int](nvml.Unknown) }, "P2P", gpu.Warn, "UNKNOWN", degraded},
+	{"peer's write access not read", func(_ *Input, d *nvml.Device) { d.Peers[0].Write = code[int](nvml.Unknown) }, "P2P", gpu.Warn, "UNKNOWN", degraded},
+	{"path to the peer not read", func(_ *Input, d *nvml.Device) { d.Peers[0].Topology = code[int](nvml.NotSupported) }, "P2P", gpu.Warn, "not supported", degraded},
 	{"peer access changed", func(_ *Input, d *nvml.Device) { d.Peers[0].NVLink = is(1) }, "P2P", gpu.Warn, "1/0/0", degraded},
 	{"MIG change pending", func(_ *Input, d *nvml.Device) { d.MIGMode = is(nvml.Pair{Other: 1}) }, "MIG mode", gpu.Reset, "on after a reset", reset},
 	{"MIG mode lost", func(in *Input, _ *nvml.Device) {
@@ -80,11 +105,22 @@ var gpuFaults = []fault{
 		enable(&in.NVML.Devices[1])
 	}, "MIG mode", gpu.Reset, "off", reset},
 	{"a process on a drained GPU", func(_ *Input, d *nvml.Device) { d.Processes = is([]nvml.Process{{PID: 42, Kind: "compute"}}) }, "processes", gpu.Reset, "42", reset},
+	{"graphics processes not listed", func(_ *Input, d *nvml.Device) { d.Unlisted = []string{"graphics"} }, "processes", "", "graphics", pass},
 	{"memory in use", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 81559 << 20, Used: 9 << 30}) }, "memory in use", gpu.Warn, "9216 MiB", degraded},
 	{"memory lost", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 40 << 30}) }, "memory total", gpu.Warn, "42949672960", degraded},
 	{"GSP firmware of another driver", func(_ *Input, d *nvml.Device) { d.GSPVersion = is("570.1.2") }, "GSP", gpu.Warn, "570.1.2", degraded},
+	{"GSP mode no longer told", func(_ *Input, d *nvml.Device) { d.GSPEnabled = code[bool](nvml.NotSupported) }, "GSP", gpu.Warn, "not supported", degraded},
+	{"GSP mode not told, firmware of another driver", func(_ *Input, d *nvml.Device) {
+		d.GSPEnabled, d.GSPVersion = code[bool](nvml.NotSupported), is("570.1.2")
+	}, "GSP", gpu.Warn, "570.1.2", degraded},
 	{"GSP switched off", func(_ *Input, d *nvml.Device) { d.GSPEnabled = is(false) }, "GSP", gpu.Warn, "off", degraded},
 	{"C2C lost", func(in *Input, d *nvml.Device) { d.C2C = is(false); in.Baseline.Devices[0].Readings["C2C"] = "on" }, "C2C", gpu.Warn, "off", degraded},
+	{"C2C link down", c2cOf(nvml.C2CLink{Up: is(true)}, nvml.C2CLink{Up: is(false)}), "C2C links", gpu.Warn, "down: 1", degraded},
+	{"C2C link without a state", c2cOf(nvml.C2CLink{Up: code[bool](nvml.NotSupported)}), "C2C links", gpu.Warn, "link 0", pass},
+	{"C2C links of another speed", func(in *Input, d *nvml.Device) {
+		c2cOf(nvml.C2CLink{Up: is(true), Bandwidth: is(uint64(100))})(in, d)
+		in.Baseline.Devices[0].Readings["C2C links"] = "1 links of at most 200 MB/s"
+	}, "C2C links", gpu.Warn, "100 MB/s", degraded},
 	{"C2C errors", func(in *Input, d *nvml.Device) {
 		d.C2CErrors = is(uint64(5))
 		in.Baseline.Devices[0].Readings["C2C errors"] = "1"
@@ -110,6 +146,10 @@ func throttled(samples int) func(*Input, *nvml.Device) {
 	return func(in *Input, _ *nvml.Device) {
 		in.Watch.Devices[0].Throttled, in.Watch.Devices[0].Reasons = samples, 0x80
 	}
+}
+
+func c2cOf(links ...nvml.C2CLink) func(*Input, *nvml.Device) {
+	return func(_ *Input, d *nvml.Device) { d.C2CLinks = is(links) }
 }
 
 func enable(d *nvml.Device) { d.MIGMode = is(nvml.Pair{Current: 1, Other: 1}) }
@@ -168,40 +208,6 @@ func TestALostGPUIsFatalInWhateverRowItShows(t *testing.T) {
 	require.Equal(t, "GPU_IS_LOST", checks[0].Found)
 }
 
-func TestWithMIGInstancesTheRemapRowsAreSkippedAndEachMIGDeviceIsProven(t *testing.T) {
-	in := healthy()
-	in.Expect.MIG = &gpu.ExpectMIG{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "1g.10gb": 2}}
-	in.Proofs = nil
-	for i := range in.NVML.Devices {
-		d := &in.NVML.Devices[i]
-		enable(d)
-		d.Remap, d.RemapNone = code[nvml.Remap](nvml.NotSupported), code[uint64](nvml.NotSupported)
-		d.Instances = is(nvml.Instances{{Profile: "1g.10gb", Start: 2, Compute: 1}, {Profile: "1g.10gb", Start: 3, Compute: 1}, {Profile: "3g.40gb", Start: 4, Compute: 1}})
-		d.MIGDevices = []nvml.MIGDevice{{UUID: "MIG-" + d.UUID.Value}}
-		in.Proofs = append(in.Proofs, Proof{GPU: d.UUID.Value, Result: proof("MIG-" + d.UUID.Value).Result})
-	}
-	checks := Evaluate(*in)
-	require.Empty(t, failed(checks))
-	require.Contains(t, skips(checks), "row remap: not supported: MIG instances exist")
-
-	in.NVML.Devices[0].Instances.Value[0].Compute = 0
-	require.Equal(t, []string{"MIG layout"}, names(failed(Evaluate(*in))), "half-made")
-	in.NVML.Devices[0].Instances.Value = in.NVML.Devices[0].Instances.Value[1:]
-	require.Equal(t, []string{"MIG layout"}, names(failed(Evaluate(*in))), "one instance is missing")
-	in.Expect.MIG.ModeOnly = true
-	require.Empty(t, failed(Evaluate(*in)), "the instances of a partitioned pool are not ours")
-}
-
-func TestMIGWithoutInstancesIsNoFailureOfTheProbe(t *testing.T) {
-	in := healthy()
-	in.Expect.MIG, in.Proofs, in.Expect.TensorFusion.Limiter = &gpu.ExpectMIG{Enabled: true}, nil, ""
-	enable(&in.NVML.Devices[0])
-	enable(&in.NVML.Devices[1])
-	checks := Evaluate(*in)
-	require.Empty(t, failed(checks))
-	require.Equal(t, pass, Verdict(checks, 0))
-}
-
 // generation5 makes the links of a GPU those of NVLink 5, with what link 3 has
 // counted.
 func generation5(d *nvml.Device, five nvml.Link5) {
@@ -249,4 +255,26 @@ func names(checks []gpu.Check) []string {
 		out = append(out, c.Name)
 	}
 	return out
+}
+
+// What was not read must not be kept as a zero that a later reading exceeds.
+func TestABaselineKeepsOnlyWhatWasRead(t *testing.T) {
+	unread := code[uint64](nvml.Unknown)
+	for row, forget := range map[string]func(d *nvml.Device){
+		"NVLink up":     func(d *nvml.Device) { d.Links[17].Up = code[bool](nvml.Unknown) },
+		"NVLink speed":  func(d *nvml.Device) { d.Links[17].Speed = unread },
+		"NVLink errors": func(d *nvml.Device) { d.Links[17].Recovery = unread },
+		"P2P":           func(d *nvml.Device) { d.Peers[0].Topology = code[int](nvml.Unknown) },
+		"PCIe errors":   func(d *nvml.Device) { d.PCIeReplay = unread },
+		"C2C links":     func(d *nvml.Device) { d.C2CLinks = code[[]nvml.C2CLink](nvml.Unknown) },
+	} {
+		d := healthyGPU(0, first, second)
+		d.C2CLinks = is([]nvml.C2CLink{{Up: is(true)}})
+		require.Contains(t, Readings(&d), row)
+		forget(&d)
+		require.NotContains(t, Readings(&d), row)
+	}
+	d := healthyGPU(0, first, second)
+	d.PCIeErrors = unread
+	require.Equal(t, "3/-", Readings(&d)["PCIe errors"])
 }

@@ -28,7 +28,7 @@ func code[T any](c nvml.Code) nvml.Reading[T] { return nvml.Reading[T]{Code: c} 
 
 // healthyGPU is an H100 on an NVSwitch board.
 func healthyGPU(index int, uuid, peer string) nvml.Device {
-	link := nvml.Link{Up: is(true), Remote: is(2), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0)), Five: code[nvml.Link5](nvml.NotSupported)}
+	link := nvml.Link{Up: is(true), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0)), Five: code[nvml.Link5](nvml.NotSupported)}
 	return nvml.Device{
 		Index: index, UUID: is(uuid), Serial: is("165000000000" + string(rune('1'+index))), Name: is("NVIDIA H100 80GB HBM3"), VBIOS: is("96.00.00.00.01"),
 		PCI: is("0000:1" + string(rune('0'+index)) + ":00.0"), Minor: is(index), Architecture: is(9), VGPUHost: is(false),
@@ -38,14 +38,15 @@ func healthyGPU(index int, uuid, peer string) nvml.Device {
 		Remap: is(nvml.Remap{}), RemapNone: is(uint64(0)), Unrepairable: is(false), RepairWaits: is(false),
 		RetiredWaits: code[bool](nvml.NotSupported), Retired: code[nvml.Retired](nvml.NotSupported),
 		InfoROM: is("G520.0200.00.05"), InfoROMValid: is(true), Throttle: is(uint64(1)), Temperature: is(40), Slowdown: is(87),
-		Margin: nvml.Reading[int]{Missing: "nvmlDeviceGetMarginTemperature"}, MemoryTemp: is(45), MemoryMax: is(95),
-		PowerLimit: is(uint64(700000)), PowerDefault: is(uint64(700000)), PowerNow: is(uint64(80000)), Persistence: is(true), ComputeMode: is(0),
+		Margin: nvml.Reading[int]{Missing: "nvmlDeviceGetMarginTemperature"},
+		Limits: nvml.Limits{Shutdown: is(-8), Slowdown: is(-2), Memory: is(0), GPU: is(0)}, MemoryTemp: is(45), MemoryMax: is(95),
+		PowerLimit: is(uint64(700000)), Persistence: is(true), ComputeMode: is(0),
 		LinkCount: is(uint64(18)), Links: slices.Repeat([]nvml.Link{link}, 18),
 		Fabric:  is(nvml.Fabric{Version: 3, State: 3, Health: 0x1aa, Summary: 1}),
 		Peers:   []nvml.Peer{{UUID: peer, NVLink: is(0), Read: is(0), Write: is(0), Topology: is(10)}},
 		MIGMode: is(nvml.Pair{}), Instances: is(nvml.Instances(nil)), Processes: is([]nvml.Process{}),
 		Memory: is(nvml.Memory{Total: 81559 << 20, Used: 300 << 20}), GSPVersion: is(driver), GSPEnabled: is(true),
-		C2C: code[bool](nvml.NotSupported), C2CErrors: code[uint64](nvml.NotSupported),
+		C2C: code[bool](nvml.NotSupported), C2CLinks: code[[]nvml.C2CLink](nvml.NotSupported), C2CErrors: code[uint64](nvml.NotSupported),
 	}
 }
 
@@ -78,15 +79,15 @@ func healthy() *Input {
 			Log:      host.KernelLog{Visible: true, Last: 10, Loaded: 5 * time.Second},
 			TensorFusion: &host.TensorFusion{
 				Toolkit: booted.Add(time.Minute), Run: true, Accelerator: "/run/tensor-fusion/lib/libaccelerator_nvidia.so",
-				Shm:  host.Mount{Mounted: true, Type: "tmpfs", Options: []string{"rw", "nosuid", "nodev"}, SizeKiB: 1 << 20, Mode: 0o777, FreeKiB: 1 << 19},
-				Pods: []host.PodState{{Pod: "team/app", Layout: 2}}, Transport: true,
+				Shm:        host.Mount{Mounted: true, Type: "tmpfs", Options: []string{"rw", "nosuid", "nodev"}, SizeKiB: 1 << 20, Mode: 0o777, FreeKiB: 1 << 19},
+				Pods:       []host.PodState{{Pod: "team/app", Layout: 2}},
 				Hypervisor: host.Hypervisor{UUIDs: []string{strings.ToLower(first), strings.ToLower(second)}},
 				Kubelet:    map[string]bool{"device-plugins": true, "pod-resources": true},
 			},
 		},
 		Watch: &nvml.Observation{Took: 2 * time.Second, Samples: 20, Events: is(true), Devices: []nvml.Watched{
-			{UUID: first, PCIeGen: is(nvml.Pair{Current: 5, Other: 5}), Replays: is(uint64(0)), CRC: is(uint64(0))},
-			{UUID: second, PCIeGen: is(nvml.Pair{Current: 5, Other: 5}), Replays: is(uint64(0)), CRC: is(uint64(0))},
+			{UUID: first, Events: is(true), PCIeGen: is(nvml.Pair{Current: 5, Other: 5}), Replays: is(uint64(0)), CRC: is(uint64(0))},
+			{UUID: second, Events: is(true), PCIeGen: is(nvml.Pair{Current: 5, Other: 5}), Replays: is(uint64(0)), CRC: is(uint64(0))},
 		}},
 		Proofs: []Proof{proof(first), proof(second)},
 		Expect: gpu.Expect{
@@ -117,7 +118,7 @@ func failed(checks []gpu.Check) []gpu.Check {
 func TestAHealthyHostPassesEveryRow(t *testing.T) {
 	checks := Evaluate(*healthy())
 	require.Empty(t, failed(checks))
-	require.Equal(t, gpu.Pass, Verdict(checks, 0))
+	require.Equal(t, gpu.Pass, gpu.VerdictOf(checks, 0))
 	var rows, answeredRows []string
 	for _, r := range append(slices.Clone(hostRows), gpuRows...) {
 		rows = append(rows, r.name)

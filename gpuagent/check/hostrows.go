@@ -165,7 +165,9 @@ func fabricServices(c *cell) {
 func (c *cell) serviceVersion(s host.Service) {
 	driver := c.in.NVML.Driver.Value
 	switch {
-	case !host.Versioned(s.Name) || driver == "":
+	case !host.Versioned(s.Name):
+	case driver == "":
+		c.skip("version of " + s.Name + ": the driver's own is not known")
 	case s.Version == "":
 		c.skip("not visible: version of " + s.Name)
 	case s.Version != driver:
@@ -180,14 +182,24 @@ func confidentialComputing(c *cell) {
 	if !ok {
 		return
 	}
-	if feature != 0 && c.in.NVML.ConfReady.OK() && c.in.NVML.ConfReady.Value != 1 {
-		c.fail(gpu.Fatal, "GPUs ready for work", "not ready", "set the ready state (nvidia-smi conf-compute -srs 1): CUDA fails without")
-		return
+	if feature != 0 {
+		if ready, ok := needed(c, c.in.NVML.ConfReady, "confidential computing is on"); !ok {
+			return
+		} else if ready != 1 {
+			c.fail(gpu.Fatal, "GPUs ready for work", "not ready", "set the ready state (nvidia-smi conf-compute -srs 1): CUDA fails without")
+			return
+		}
 	}
 	c.equalBase(gpu.Fatal, onOff(feature != 0), "confidential computing was switched: check firmware settings of the host")
 }
 
 func deviceFiles(c *cell) {
+	for i := range c.in.NVML.Devices {
+		// Without its number the file of a GPU is not looked for.
+		if d := &c.in.NVML.Devices[i]; d.Handle == nvml.Success && !d.Minor.OK() {
+			refusedOn(c, d, d.Minor)
+		}
+	}
 	for _, n := range c.in.Host.Nodes {
 		major, known := c.in.Host.Majors[n.Wanted]
 		const hint = "create the device files (nvidia-modprobe -u -c 0, nvidia-smi) or check udev"
@@ -196,7 +208,9 @@ func deviceFiles(c *cell) {
 			c.fail(gpu.Fatal, n.Path, "no such file", hint)
 		case !n.Char:
 			c.fail(gpu.Fatal, n.Path+" a character device", "another kind of file", "remove it; "+hint)
-		case known && major != n.Major:
+		case !known:
+			c.unanswered(n.Path+": not visible: the major number of "+n.Wanted+" in /proc/devices", "load the module that it belongs to, or give the agent the host's /proc")
+		case major != n.Major:
 			c.fail(gpu.Fatal, fmt.Sprintf("%s with major %d of %s", n.Path, major, n.Wanted), fmt.Sprint(n.Major), "the file is left over from another driver: remove it; "+hint)
 		default:
 			c.pass("%s", n.Path)

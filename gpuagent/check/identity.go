@@ -3,6 +3,7 @@ package check
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/refit-run/refit/activities/gpu"
@@ -167,22 +168,41 @@ func (c *cell) watched() *nvml.Watched {
 // pcieErrors: a fatal one is fatal; replays and the other counters must not
 // have grown since the baseline, or in the time of the probe without one.
 func pcieErrors(c *cell) {
-	if c.d.PCIeFatal.OK() && c.d.PCIeFatal.Value > 0 {
-		c.fail(gpu.Fatal, "0 fatal PCIe errors", fmt.Sprint(c.d.PCIeFatal.Value), "the link broke down: reset the GPU or reboot the host")
+	if fatal, ok := part(c, c.d.PCIeFatal, "fatal errors"); ok && fatal > 0 {
+		c.fail(gpu.Fatal, "0 fatal PCIe errors", fmt.Sprint(fatal), "the link broke down: reset the GPU or reboot the host")
 	}
 	now, ok := answered(c, c.d.PCIeReplay)
 	if !ok {
 		return
 	}
-	grown, since := uint64(0), "during the probe"
-	if before, others, ok := parsePair(c.base); c.hasBase && ok {
-		since = "since the baseline"
-		grown = nvml.Growth(before, now)
-		if c.d.PCIeErrors.OK() {
-			grown += nvml.Growth(others, c.d.PCIeErrors.Value)
+	grown, since := uint64(0), "since the baseline"
+	replays, others, hasOthers := c.basePCIe()
+	w := c.watched()
+	switch {
+	case replays != nil:
+		grown = nvml.Growth(*replays, now)
+	case w == nil:
+		c.skip(fmt.Sprintf("%d replays in all, and neither a baseline nor an observation to compare with", now))
+		return
+	default:
+		since = "during the probe"
+		if grown, ok = answered(c, w.Replays); !ok {
+			return
 		}
-	} else if w := c.watched(); w != nil && w.Replays.OK() {
-		grown = w.Replays.Value
+	}
+	switch {
+	case hasOthers && !c.d.PCIeErrors.Absent():
+		n, ok := answered(c, c.d.PCIeErrors)
+		if !ok {
+			return
+		}
+		grown += nvml.Growth(others, n)
+	case hasOthers:
+		c.fail(gpu.Warn, c.base+", as in the baseline", "other errors: "+c.absence(c.d.PCIeErrors.Why()), "the new driver no longer counts them")
+	case c.d.PCIeErrors.Absent():
+		c.skip("other errors: " + c.absence(c.d.PCIeErrors.Why()))
+	case replays != nil:
+		c.skip("other errors: not in the baseline")
 	}
 	if grown > 0 {
 		c.fail(gpu.Warn, "no new PCIe errors "+since, fmt.Sprintf("%d new, %d replays in all", grown, now), "watch the link; errors that go on mean a bad slot, riser or cable")
@@ -191,8 +211,24 @@ func pcieErrors(c *cell) {
 	c.pass("no new errors %s, %d replays in all", since, now)
 }
 
+// basePCIe are the baseline's counters; replays is nil without a baseline.
+func (c *cell) basePCIe() (replays *uint64, others uint64, hasOthers bool) {
+	first, second, _ := strings.Cut(c.base, "/")
+	n, err := strconv.ParseUint(first, 10, 64)
+	if !c.hasBase || err != nil {
+		return nil, 0, false
+	}
+	others, err = strconv.ParseUint(second, 10, 64)
+	return &n, others, err == nil
+}
+
+// pcieErrorsReading keeps errors that were not counted as not counted.
 func pcieErrorsReading(d *nvml.Device) (string, bool) {
-	return text(d.PCIeReplay, func(n uint64) string { return fmt.Sprintf("%d/%d", n, d.PCIeErrors.Value) })
+	others, counted := text(d.PCIeErrors, number)
+	if !counted {
+		others = "-"
+	}
+	return text(d.PCIeReplay, func(n uint64) string { return fmt.Sprintf("%d/%s", n, others) })
 }
 
 func parsePair(s string) (a, b uint64, ok bool) {

@@ -30,7 +30,10 @@ func throttle(c *cell) {
 	harmful, persistent := bits&nvml.HarmfulReasons, false
 	if w := c.watched(); w != nil {
 		harmful |= w.Reasons
-		persistent = w.Throttled >= persistentSamples && w.Throttled == c.in.Watch.Samples
+		persistent = w.Throttled >= persistentSamples && w.Throttled+w.Unread == c.in.Watch.Samples
+		if w.Unread > 0 {
+			c.skip(fmt.Sprintf("no reasons in %d of %d samples", w.Unread, c.in.Watch.Samples))
+		}
 	}
 	if harmful == 0 {
 		c.pass("no harmful reason")
@@ -51,11 +54,7 @@ func throttle(c *cell) {
 
 func temperature(c *cell) {
 	if c.d.Margin.OK() {
-		if m := c.d.Margin.Value; m < temperatureMargin {
-			c.fail(gpu.Warn, fmt.Sprintf("at least %d °C below the slowdown", temperatureMargin), fmt.Sprintf("%d °C", m), "check the host's cooling")
-			return
-		}
-		c.pass("%d °C below the slowdown", c.d.Margin.Value)
+		c.margin(c.d.Margin.Value)
 		return
 	}
 	now, ok := answered(c, c.d.Temperature)
@@ -67,6 +66,30 @@ func temperature(c *cell) {
 		return
 	}
 	c.below(now, limit)
+}
+
+// margin judges a driver that gives the distance to the point where the GPU
+// begins to slow down by itself; its forced slowdown is a limit below that.
+func (c *cell) margin(now int) {
+	slowdown, known := part(c, c.d.Limits.Slowdown, "limit of the slowdown")
+	if m := now - slowdown; m < temperatureMargin {
+		c.fail(gpu.Warn, fmt.Sprintf("at least %d °C below the slowdown", temperatureMargin), fmt.Sprintf("%d °C", m), "check the host's cooling")
+		return
+	}
+	var others []string
+	for _, l := range []struct {
+		name  string
+		limit nvml.Reading[int]
+	}{{"GPU", c.d.Limits.GPU}, {"memory", c.d.Limits.Memory}, {"shutdown", c.d.Limits.Shutdown}} {
+		if l.limit.OK() {
+			others = append(others, fmt.Sprintf("%s %d", l.name, l.limit.Value))
+		}
+	}
+	of := "slowdown"
+	if !known {
+		of = "point where it slows down by itself"
+	}
+	c.pass("%d °C below the %s; other limits by margin: %s", now-slowdown, of, list(others))
 }
 
 func memoryTemperature(c *cell) {
@@ -160,12 +183,15 @@ func gsp(c *cell) {
 	if !ok {
 		return
 	}
-	mode := onOff(c.d.GSPEnabled.Value)
-	if driver := c.in.NVML.Driver; c.d.GSPEnabled.Value && driver.OK() && version != driver.Value {
+	// A version without a mode is of a firmware that runs.
+	on := !c.d.GSPEnabled.OK() || c.d.GSPEnabled.Value
+	if driver := c.in.NVML.Driver; on && driver.OK() && version != driver.Value {
 		c.fail(gpu.Warn, "firmware "+driver.Value, version, "the firmware files are of another driver: install the matching package")
 		return
 	}
-	c.equalBase(gpu.Warn, mode, "the module's parameters changed (NVreg_EnableGpuFirmware)")
+	if on, ok := answered(c, c.d.GSPEnabled); ok {
+		c.equalBase(gpu.Warn, onOff(on), "the module's parameters changed (NVreg_EnableGpuFirmware)")
+	}
 }
 
 func gspReading(d *nvml.Device) (string, bool) {

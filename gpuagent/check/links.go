@@ -20,7 +20,7 @@ func nvlinkUp(c *cell) {
 		c.fail(gpu.Fatal, fmt.Sprintf("%d links", declared), "none", "the GPU shows no NVLink: check the baseboard and the fabric manager")
 		return
 	}
-	n, ok := answered(c, c.d.LinkCount)
+	n, ok := neededIf(c, declared > 0, c.d.LinkCount, "NVLink is declared")
 	if !ok {
 		return
 	}
@@ -49,7 +49,10 @@ func nvlinkUp(c *cell) {
 func nvlinkUpReading(d *nvml.Device) (string, bool) {
 	up := 0
 	for _, l := range d.Links {
-		if l.Up.OK() && l.Up.Value {
+		if !l.Up.OK() {
+			return "", false
+		}
+		if l.Up.Value {
 			up++
 		}
 	}
@@ -87,7 +90,13 @@ func speeds(d *nvml.Device) string {
 }
 
 func nvlinkSpeedReading(d *nvml.Device) (string, bool) {
-	return speeds(d), len(d.Links) > 0 && d.Links[0].Speed.OK()
+	return speeds(d), allLinks(d, func(l nvml.Link) bool { return l.Speed.OK() })
+}
+
+// allLinks reports whether every link has what a baseline is made of: a link
+// that was not read must not be kept as zero.
+func allLinks(d *nvml.Device, has func(nvml.Link) bool) bool {
+	return len(d.Links) > 0 && !slices.ContainsFunc(d.Links, func(l nvml.Link) bool { return !has(l) })
 }
 
 // everyLink records why the reading has no answer, where a link has none.
@@ -145,7 +154,7 @@ func linkErrors(d *nvml.Device) (replays, recoveries uint64) {
 
 func nvlinkErrorsReading(d *nvml.Device) (string, bool) {
 	replays, recoveries := linkErrors(d)
-	return fmt.Sprintf("%d/%d", replays, recoveries), len(d.Links) > 0 && (d.Links[0].Replay.OK() || d.Links[0].Five.OK())
+	return fmt.Sprintf("%d/%d", replays, recoveries), allLinks(d, func(l nvml.Link) bool { return l.Five.OK() || l.Replay.OK() && l.Recovery.OK() })
 }
 
 // nvlink5Errors: errors that NVLink 5 counts by packet warn when they grow. The
@@ -170,7 +179,7 @@ func link5Errors(d *nvml.Device) (n uint64) {
 }
 
 func nvlink5Reading(d *nvml.Device) (string, bool) {
-	return fmt.Sprintf("%d/0", link5Errors(d)), len(d.Links) > 0 && d.Links[0].Five.OK()
+	return fmt.Sprintf("%d/0", link5Errors(d)), allLinks(d, func(l nvml.Link) bool { return l.Five.OK() })
 }
 
 func nvlinkCRC(c *cell) {
@@ -236,7 +245,7 @@ func fabric(c *cell) {
 		c.skip("no NVSwitch fabric")
 		return
 	}
-	f, ok := answered(c, c.d.Fabric)
+	f, ok := neededIf(c, c.in.Expect.Fabric, c.d.Fabric, "a fabric is declared")
 	if !ok {
 		return
 	}
@@ -271,8 +280,10 @@ func peers(c *cell) {
 		return
 	}
 	for _, p := range c.d.Peers {
-		if _, ok := answered(c, p.Read); !ok {
-			return
+		for _, r := range []nvml.Reading[int]{p.NVLink, p.Read, p.Write, p.Topology} {
+			if _, ok := answered(c, r); !ok {
+				return
+			}
 		}
 	}
 	if !c.hasBase {
@@ -300,7 +311,10 @@ func peerText(d *nvml.Device) string {
 }
 
 func peersReading(d *nvml.Device) (string, bool) {
-	return peerText(d), len(d.Peers) > 0 && d.Peers[0].Read.OK()
+	unread := slices.ContainsFunc(d.Peers, func(p nvml.Peer) bool {
+		return !p.NVLink.OK() || !p.Read.OK() || !p.Write.OK() || !p.Topology.OK()
+	})
+	return peerText(d), len(d.Peers) > 0 && !unread
 }
 
 func c2c(c *cell) {
@@ -310,6 +324,54 @@ func c2c(c *cell) {
 }
 
 func c2cReading(d *nvml.Device) (string, bool) { return text(d.C2C, onOff) }
+
+// c2cLinks: each link between the chips is up, and they are those of before.
+func c2cLinks(c *cell) {
+	links, ok := answered(c, c.d.C2CLinks)
+	if !ok {
+		return
+	}
+	if len(links) == 0 {
+		c.skip("no C2C")
+		return
+	}
+	var down []string
+	for i, l := range links {
+		up, ok := needed(c, l.Up, fmt.Sprintf("there is a link %d", i))
+		if !ok {
+			return
+		}
+		if !up {
+			down = append(down, fmt.Sprint(i))
+		}
+	}
+	if len(down) > 0 {
+		c.fail(gpu.Warn, "every link up", "down: "+list(down), "the chip-to-chip link is not whole: reboot the host; if it stays, return the board")
+		return
+	}
+	if _, ok := part(c, links[0].Bandwidth, "bandwidth"); ok || links[0].Bandwidth.Absent() {
+		c.equalBase(gpu.Warn, c2cText(links), "the chip-to-chip links are others than before: reboot the host")
+	}
+}
+
+// c2cText gives the bandwidths that the links have, each once.
+func c2cText(links []nvml.C2CLink) string {
+	var distinct []string
+	for _, l := range links {
+		word := "unknown"
+		if l.Bandwidth.OK() {
+			word = fmt.Sprint(l.Bandwidth.Value)
+		}
+		if !slices.Contains(distinct, word) {
+			distinct = append(distinct, word)
+		}
+	}
+	return fmt.Sprintf("%d links of at most %s MB/s", len(links), list(distinct))
+}
+
+func c2cLinksReading(d *nvml.Device) (string, bool) {
+	return c2cText(d.C2CLinks.Value), d.C2CLinks.OK() && len(d.C2CLinks.Value) > 0
+}
 
 func c2cErrors(c *cell) {
 	n, ok := answered(c, c.d.C2CErrors)

@@ -136,10 +136,11 @@ func retiredPages(c *cell) {
 	if !ok {
 		return
 	}
+	waits, known := part(c, c.d.RetiredWaits, "pending retirement")
 	all := r.SingleBit + r.DoubleBit
 	found := fmt.Sprintf("%d pages, %d of them for double-bit errors", all, r.DoubleBit)
 	switch {
-	case c.d.RetiredWaits.OK() && c.d.RetiredWaits.Value:
+	case known && waits:
 		c.fail(gpu.Warn, "nothing pending", "a page waits to be retired", "reset the GPU or reboot the host to apply it")
 	case all >= retiredMost || r.DoubleBit > retiredMostDouble:
 		c.fail(gpu.Warn, fmt.Sprintf("fewer than %d pages, at most %d for double-bit errors", retiredMost, retiredMostDouble), found, "return the card")
@@ -172,6 +173,9 @@ func processes(c *cell) {
 	running, ok := answered(c, c.d.Processes)
 	if !ok {
 		return
+	}
+	for _, kind := range c.d.Unlisted {
+		c.skip("not supported: the list of " + kind + " processes")
 	}
 	if len(running) > 0 {
 		var found []string

@@ -16,7 +16,7 @@ func migMode(c *cell) {
 		c.fail(gpu.Fatal, "MIG on", "the GPU cannot do MIG", "the plan declares MIG for a card that has none: correct the plan")
 		return
 	}
-	mode, ok := answered(c, c.d.MIGMode)
+	mode, ok := neededIf(c, declared != nil && declared.Enabled, c.d.MIGMode, "MIG is declared")
 	if !ok {
 		return
 	}
@@ -44,12 +44,14 @@ func migLayout(c *cell) {
 		c.skip("the instances belong to TensorFusion")
 		return
 	}
-	instances, ok := answered(c, c.d.Instances)
+	// Why a GPU that cannot do MIG has no instances is told by its mode.
+	must := declared != nil && declared.Enabled && c.d.MIGMode.Code != nvml.NotSupported
+	instances, ok := neededIf(c, must, c.d.Instances, "MIG is declared")
 	if !ok {
 		return
 	}
 	for _, i := range instances {
-		if i.Compute == 0 {
+		if len(i.Compute) == 0 {
 			c.fail(gpu.Reset, "a compute instance in every GPU instance", fmt.Sprintf("none in %s at %d", i.Profile, i.Start), "repair it: refit-gpuagent mig apply -f FILE")
 			return
 		}
@@ -70,19 +72,28 @@ func migLayoutReading(d *nvml.Device) (string, bool) {
 	return text(d.Instances, func(i nvml.Instances) string { return layout(i) })
 }
 
-// layout writes each instance with its place: 3g.40gb@4.
+// layout writes each instance with its place, and with its parts where it is
+// divided: 3g.40gb@4, 3g.40gb@0 as 1c.3g.40gb+2c.3g.40gb.
 func layout(instances nvml.Instances) string {
 	var words []string
 	for _, i := range instances {
-		words = append(words, fmt.Sprintf("%s@%d", i.Profile, i.Start))
+		word := fmt.Sprintf("%s@%d", i.Profile, i.Start)
+		if !slices.Equal(i.Compute, []string{i.Profile}) {
+			word += " as " + strings.Join(slices.Sorted(slices.Values(i.Compute)), "+")
+		}
+		words = append(words, word)
 	}
 	return list(words)
 }
 
+// countInstances counts as a declaration does: by compute instance, each of
+// which is a MIG device.
 func countInstances(instances nvml.Instances) string {
 	n := map[string]int{}
 	for _, i := range instances {
-		n[i.Profile]++
+		for _, profile := range i.Compute {
+			n[profile]++
+		}
 	}
 	return counts(n)
 }

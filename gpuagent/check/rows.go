@@ -79,6 +79,7 @@ func init() {
 		{name: "memory total", level: gpu.Quick, severity: gpu.Warn, check: memoryTotal, reading: memoryTotalReading},
 		{name: "GSP", level: gpu.Quick, severity: gpu.Warn, why: "GSP is off", check: gsp, reading: gspReading},
 		{name: "C2C", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2c, reading: c2cReading},
+		{name: "C2C links", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2cLinks, reading: c2cLinksReading},
 		{name: "C2C errors", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2cErrors, reading: c2cErrorsReading, counter: true},
 		{name: rowCUDA, level: gpu.Quick, severity: gpu.Fatal, check: cudaCall},
 		{name: "vGPU limit", level: gpu.Quick, severity: gpu.Fatal, check: vgpuLimit},

@@ -1,12 +1,15 @@
 package check
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/cuda"
 	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/nvml"
@@ -43,7 +46,7 @@ func (f fault) run(t *testing.T) {
 		require.Contains(t, row[0].Found+row[0].Skipped, f.found)
 		require.NotEmpty(t, row[0].Hint)
 	}
-	require.Equal(t, f.verdict, Verdict(checks, 0), "failed: %+v", failed(checks))
+	require.Equal(t, f.verdict, gpu.VerdictOf(checks, 0), "failed: %+v", failed(checks))
 	// One fault, one row: nothing else may be blamed.
 	for _, c := range failed(checks) {
 		require.Equal(t, f.row, c.Name, "another row failed too: %+v", c)
@@ -78,24 +81,44 @@ var hostFaults = []fault{
 	}, "device set", gpu.Fatal, first, unfit},
 	{"service not running", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Active = false }, "fabric services", gpu.Fatal, "not running", unfit},
 	{"fabric manager of another version", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Version = "570.1.2" }, "fabric services", gpu.Fatal, "570.1.2", unfit},
+	{"version of the driver not answered", func(in *Input, _ *nvml.Device) {
+		in.Expect.Driver, in.NVML.Driver = "", nvml.Reading[string]{Missing: "nvmlSystemGetDriverVersion"}
+		in.Baseline = nil
+	}, "fabric services", "", "driver's own", pass},
 	{"version of the fabric manager hidden", func(in *Input, _ *nvml.Device) { in.Host.Services[0].Version = "" }, "fabric services", "", "not visible: version", pass},
 	{"systemd hidden", func(in *Input, _ *nvml.Device) { in.Host.Services[0] = host.Service{Name: "nvidia-fabricmanager"} }, "fabric services", gpu.Fatal, "not visible", unproven},
 	{"kernel log hidden", func(in *Input, _ *nvml.Device) { in.Host.Log = host.KernelLog{Why: "permission denied"} }, rowXidHistory, gpu.Fatal, "not visible", unproven},
-	{"kernel log overwritten", func(in *Input, _ *nvml.Device) { in.Host.Log.Lost = true }, rowXidHistory, gpu.Warn, "overwritten", degraded},
+	{"kernel log overwritten", func(in *Input, _ *nvml.Device) { in.Host.Log.Lost = true }, rowXidHistory, gpu.Fatal, "overwritten", unproven},
 	{"malformed Xid line", func(in *Input, _ *nvml.Device) { in.Host.Log.Unreadable = []string{"NVRM: Xid garbage"} }, rowXidHistory, gpu.Warn, "garbage", degraded},
 	{"confidential computing not ready", func(in *Input, _ *nvml.Device) {
 		in.NVML.ConfCompute, in.Baseline.Readings[rowConfCompute] = is(uint64(1)), "on"
 	}, rowConfCompute, gpu.Fatal, "not ready", unfit},
+	{"ready state of confidential computing not answered", func(in *Input, _ *nvml.Device) {
+		in.NVML.ConfCompute, in.Baseline.Readings[rowConfCompute], in.NVML.ConfReady = is(uint64(1)), "on", code[uint64](nvml.NotSupported)
+	}, rowConfCompute, gpu.Fatal, "is on, and not supported", unproven},
 	{"confidential computing switched", func(in *Input, _ *nvml.Device) { in.NVML.ConfCompute, in.NVML.ConfReady = is(uint64(1)), is(uint64(1)) }, rowConfCompute, gpu.Fatal, "on", unfit},
 	{"device file absent", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Exists = false }, "device files", gpu.Fatal, "no such file", unfit},
 	{"device file is a plain file", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Char = false }, "device files", gpu.Fatal, "another kind", unfit},
 	{"device file of another driver", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Major = 240 }, "device files", gpu.Fatal, "240", unfit},
+	{"number of a GPU's device file not told", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.NotSupported) }, "device files", "", "not supported", pass},
+	{"number of a GPU's device file fails", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.Unknown) }, "device files", gpu.Fatal, "UNKNOWN", unfit},
+	{"major numbers hidden", func(in *Input, _ *nvml.Device) { in.Host.Majors = nil }, "device files", gpu.Fatal, "/proc/devices", unproven},
 	{"a live Xid", func(in *Input, _ *nvml.Device) { in.Watch.Xids = []nvml.LiveXid{{UUID: first, Kind: "xid", Xid: 79}} }, "Xid live", gpu.Fatal, "79", unfit},
 	{"a live double-bit error", func(in *Input, _ *nvml.Device) { in.Watch.Xids = []nvml.LiveXid{{UUID: first, Kind: "doubleBitECC"}} }, "Xid live", gpu.Fatal, "double-bit", unfit},
 	{"no events on this host", func(in *Input, _ *nvml.Device) { in.Watch.Events = code[bool](nvml.NotSupported) }, "Xid live", "", "not supported", pass},
-	{"the child that watches did not answer", func(in *Input, _ *nvml.Device) { in.Watch, in.WatchTrouble = nil, "child survives SIGKILL" }, "Xid live", gpu.Warn, "SIGKILL", degraded},
+	{"no events of one GPU", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].Events = code[bool](nvml.NotSupported) }, "Xid live", "", "not supported", pass},
+	{"one GPU refuses its events", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].Events = code[bool](nvml.GPUIsLost) }, "Xid live", gpu.Fatal, "GPU_IS_LOST", unfit},
+	{"the child that watches is wedged", watchEnds(child.Wedged{PID: 7, State: "D"}), "Xid live", gpu.Fatal, "SIGKILL", unfit},
+	{"the child that watches was held", watchEnds(fmt.Errorf("watch: %w", child.Timeout{After: time.Second})), "Xid live", gpu.Fatal, "no reply", unfit},
+	{"the child that watches crashed", watchEnds(child.Crash{Signal: "SIGSEGV"}), "Xid live", gpu.Fatal, "SIGSEGV", unfit},
+	{"the child that watches could not be started", watchEnds(errors.New("no processes left")), "Xid live", gpu.Warn, "no processes", degraded},
 	{"nvidia_uvm not loaded", func(in *Input, _ *nvml.Device) { in.Host.Modules = []string{"nvidia"} }, "TensorFusion modules", gpu.Fatal, "nvidia_uvm", unfit},
 	{"toolkit-ready is stale", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Toolkit = in.Host.Booted.Add(time.Second) }, "TensorFusion toolkit", gpu.Fatal, "2026", unfit},
+	{"toolkit-ready, and the log does not tell when the driver came up", func(in *Input, _ *nvml.Device) { in.Host.Log.Loaded = 0 }, "TensorFusion toolkit", gpu.Fatal, "not in the kernel log", unproven},
+	{"toolkit-ready of an earlier boot, whenever the driver came up", func(in *Input, _ *nvml.Device) {
+		in.Host.Log.Loaded, in.Host.TensorFusion.Toolkit = 0, in.Host.Booted.Add(-time.Second)
+	}, "TensorFusion toolkit", gpu.Fatal, "2025", unfit},
+	{"toolkit-ready on a host whose boot is not known", func(in *Input, _ *nvml.Device) { in.Host.Booted = time.Time{} }, "TensorFusion toolkit", gpu.Fatal, "not in the kernel log", unproven},
 	{"toolkit-ready absent", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Toolkit = time.Time{} }, "TensorFusion toolkit", gpu.Fatal, "no such file", unfit},
 	{"provider library absent", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Accelerator = "" }, "TensorFusion provider", gpu.Fatal, "not found", unfit},
 	{"shared memory of the wrong size", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Shm.SizeKiB = 64 << 10 }, "TensorFusion shared memory", gpu.Warn, "64 MiB", degraded},
@@ -113,6 +136,10 @@ var hostFaults = []fault{
 	}, "TensorFusion devices", gpu.Fatal, "not listed", unfit},
 }
 
+func watchEnds(err error) func(*Input, *nvml.Device) {
+	return func(in *Input, _ *nvml.Device) { in.Watch, in.WatchTrouble = nil, err }
+}
+
 func TestEachFaultOfTheHostIsNamedByItsRowAndNoOther(t *testing.T) {
 	for _, f := range hostFaults {
 		t.Run(f.what, f.run)
@@ -125,44 +152,26 @@ func TestABaselineOfAnEarlierBootIsNoticedAndJudgedFromTheBootOn(t *testing.T) {
 	in.NVML.Devices[0].Links = append([]nvml.Link(nil), in.NVML.Devices[0].Links...)
 	checks := Evaluate(*in)
 	require.Empty(t, failed(checks))
-	require.Equal(t, pass, Verdict(checks, 0), "a reboot is part of an upgrade")
+	require.Equal(t, pass, gpu.VerdictOf(checks, 0), "a reboot is part of an upgrade")
 	var noticed bool
 	for _, c := range checks {
 		noticed = noticed || c.Name == "baseline" && !c.OK && c.Severity == gpu.Info && c.Hint != ""
 	}
 	require.True(t, noticed)
 	in.NVML.Devices[0].Links[0].Replay = is(uint64(1))
-	require.Equal(t, unfit, Verdict(Evaluate(*in), 0), "what a counter holds after a reboot is new")
-}
-
-func TestTheVerdictIsTheWorstOfTheRows(t *testing.T) {
-	fatal, needs, warn := gpu.Check{Severity: gpu.Fatal}, gpu.Check{Severity: gpu.Reset}, gpu.Check{Severity: gpu.Warn}
-	open := gpu.Check{Severity: gpu.Fatal, Skipped: "not visible"}
-	skipped, ok := gpu.Check{Severity: gpu.Info, Skipped: "not supported"}, gpu.Check{OK: true, Severity: gpu.Fatal}
-	for _, c := range []struct {
-		checks  []gpu.Check
-		allowed int
-		want    gpu.Verdict
-	}{
-		{nil, 0, pass}, {[]gpu.Check{ok, skipped}, 0, pass},
-		{[]gpu.Check{warn}, 0, degraded}, {[]gpu.Check{warn}, 1, pass}, {[]gpu.Check{warn, warn}, 1, degraded},
-		{[]gpu.Check{open}, 0, unproven}, {[]gpu.Check{warn, open}, 0, unproven},
-		{[]gpu.Check{warn, open, needs}, 0, reset}, {[]gpu.Check{needs, fatal, warn, open}, 9, unfit},
-	} {
-		require.Equal(t, c.want, Verdict(c.checks, c.allowed), "%+v", c)
-	}
+	require.Equal(t, unfit, gpu.VerdictOf(Evaluate(*in), 0), "what a counter holds after a reboot is new")
 }
 
 func TestTheProbesVerdictsAreTakenOver(t *testing.T) {
 	for v, want := range map[cuda.Verdict]gpu.Verdict{
 		cuda.NoLibrary: unfit, cuda.NoDevice: unfit, cuda.NotReady: unfit, cuda.Mismatch: unfit, cuda.Fail: unfit, cuda.Crash: unfit,
-		cuda.Timeout: unfit, cuda.Wedged: reset,
+		cuda.Timeout: unfit, cuda.Wedged: unfit,
 	} {
 		in := healthy()
 		in.Proofs[0].Result = cuda.Result{Verdict: v, UUID: first, Stage: "kernel", Error: "what was found"}
 		in.Expect.TensorFusion.Limiter = ""
 		checks := Evaluate(*in)
-		require.Equal(t, want, Verdict(checks, 0), "%s", v)
+		require.Equal(t, want, gpu.VerdictOf(checks, 0), "%s", v)
 		require.Len(t, failed(checks), 1)
 		require.Equal(t, rowCUDA, failed(checks)[0].Name)
 		require.Contains(t, failed(checks)[0].Found, string(v))

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -140,7 +141,7 @@ func xidHistory(c *cell) {
 		return
 	}
 	if log.Lost {
-		c.fail(gpu.Warn, "the whole kernel log since the baseline", "its first part was overwritten", "read the host's stored log for NVRM: Xid")
+		c.unanswered("a part of the kernel log was overwritten before it was read", "read the host's stored log for NVRM: Xid (journalctl -k); a baseline taken before the upgrade shortens what is looked at")
 	}
 	for _, line := range log.Unreadable {
 		c.fail(gpu.Warn, "a line that can be read", line, "an Xid line of an unknown form: read it")
@@ -206,8 +207,12 @@ func (c *cell) byUUID(uuid string) *nvml.Device {
 // log tells whose it was.
 func xidLive(c *cell) {
 	w := c.in.Watch
-	if w == nil && c.in.WatchTrouble != "" {
-		c.fail(gpu.Warn, "an answer of the driver during the probe", c.in.WatchTrouble, "read the kernel log; a GPU that holds a process needs a reset or a reboot of the host")
+	if w == nil && c.in.WatchTrouble != nil {
+		severity := gpu.Warn
+		if Holds(c.in.WatchTrouble) {
+			severity = gpu.Fatal
+		}
+		c.fail(severity, "an answer of the driver during the probe", c.in.WatchTrouble.Error(), "read the kernel log; a GPU that holds a process needs a reset or a reboot of the host")
 		return
 	}
 	if w == nil {
@@ -228,11 +233,28 @@ func xidLive(c *cell) {
 		}
 		c.add(k)
 	}
-	if !w.Events.OK() && len(w.Xids) == 0 {
-		c.refused(w.Events.Why())
-		return
+	deaf := 0
+	for _, d := range w.Devices {
+		if !d.Events.OK() {
+			deaf++
+			refusedOn(c, c.byUUID(d.UUID), d.Events)
+		}
 	}
-	if len(w.Xids) == 0 {
+	switch {
+	case !w.Events.OK() && deaf == 0:
+		c.refused(w.Events.Why())
+	case len(w.Xids) == 0 && deaf < len(w.Devices):
 		c.pass("no event")
 	}
+}
+
+// Holds reports that the driver held or broke a child: fatal as it is for a
+// reading, also between two that were answered.
+func Holds(err error) bool {
+	var (
+		wedged child.Wedged
+		late   child.Timeout
+		crash  child.Crash
+	)
+	return errors.As(err, &wedged) || errors.As(err, &late) || errors.As(err, &crash)
 }

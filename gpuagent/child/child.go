@@ -6,6 +6,8 @@
 // disk now, and keeps /dev/nvidia* out of the agent, where an open file would
 // block a module unload, a reset or a change of MIG mode.
 //
+// Programs that are not ours (a GPU reset, sriov-manage) run by the same rules.
+//
 // A package registers its functions in init; main (and a TestMain) calls Main
 // before anything else; Run starts one child and waits for its reply.
 package child

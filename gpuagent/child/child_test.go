@@ -211,16 +211,16 @@ func TestAChildThatSurvivesItsKillIsWedgedAndBlocksItsKeyUntilItIsGone(t *testin
 	again := Wedged{}
 	require.ErrorAs(t, r.run(context.Background(), spec), &again, "no other child is started on that GPU")
 	require.Equal(t, wedged.PID, again.PID)
-	_, held := r.held("GPU-2")
+	_, held := r.blocked("GPU-2")
 	require.False(t, held, "another GPU is free")
 
 	// Two at once, on two devices of one card: the key is free after both.
 	other := make(chan error)
 	r.hold("GPU-1", Wedged{PID: -1}, other)
 	close(gone)
-	require.Eventually(t, func() bool { held, _ := r.held("GPU-1"); return held.PID == -1 }, plenty, time.Millisecond)
+	require.Eventually(t, func() bool { held, _ := r.blocked("GPU-1"); return held.PID == -1 }, plenty, time.Millisecond)
 	close(other)
-	require.Eventually(t, func() bool { _, held := r.held("GPU-1"); return !held }, plenty, time.Millisecond)
+	require.Eventually(t, func() bool { _, held := r.blocked("GPU-1"); return !held }, plenty, time.Millisecond)
 }
 
 func readPID(t *testing.T, fifo string) int {

@@ -84,35 +84,45 @@ func (r *runner) run(ctx context.Context, spec Spec) error {
 	if key == "" {
 		key = spec.Name
 	}
-	if held, ok := r.held(key); ok {
-		return held
+	if w, ok := r.blocked(key); ok {
+		return w
 	}
 	if spec.Timeout <= 0 {
 		return fmt.Errorf("child %s: a call needs a deadline", spec.Name)
 	}
-	p, err := prepare(spec)
+	p, err := prepare(ctx, spec)
 	if err != nil {
 		return err
 	}
 	defer p.close()
+	waited, err := r.supervise(ctx, p, key)
+	if err != nil {
+		return err
+	}
+	return p.outcome(waited)
+}
+
+// supervise starts the process and waits for its end; waited is what Wait said
+// of one that ended by itself, err tells that it was killed or never started.
+func (r *runner) supervise(ctx context.Context, p *process, key string) (waited, err error) {
 	ended, err := r.start(p)
 	if err != nil {
-		return fmt.Errorf("start child %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("start child %s: %w", p.spec.Name, err)
 	}
-	deadline := time.NewTimer(spec.Timeout)
+	deadline := time.NewTimer(p.spec.Timeout)
 	defer deadline.Stop()
-	stop := spec.Stop
+	stop := p.spec.Stop
 	for {
 		select {
-		case err := <-ended:
-			return p.outcome(err)
+		case waited := <-ended:
+			return waited, nil
 		case <-stop:
 			stop = nil
 			p.askForReply()
 		case <-ctx.Done():
-			return r.kill(p, key, ended, fmt.Errorf("child %s: %w", spec.Name, context.Cause(ctx)))
+			return nil, r.kill(p, key, ended, fmt.Errorf("child %s: %w", p.spec.Name, context.Cause(ctx)))
 		case <-deadline.C:
-			return r.kill(p, key, ended, nil)
+			return nil, r.kill(p, key, ended, nil)
 		}
 	}
 }
@@ -156,7 +166,7 @@ func (r *runner) kill(p *process, key string, ended <-chan error, why error) err
 	return w
 }
 
-func (r *runner) held(key string) (Wedged, bool) {
+func (r *runner) blocked(key string) (Wedged, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.wedged[key]) == 0 {
@@ -189,7 +199,7 @@ type process struct {
 	stopRead, stopWrite *os.File
 }
 
-func prepare(spec Spec) (*process, error) {
+func prepare(ctx context.Context, spec Spec) (*process, error) {
 	p := &process{spec: spec}
 	request, err := json.Marshal(spec.Request)
 	if err != nil {
@@ -203,12 +213,10 @@ func prepare(spec Spec) (*process, error) {
 		to   **os.File
 		name string
 	}{{&p.request, "request"}, {&p.answer, "reply"}, {&p.log, "log"}} {
-		fd, err := unix.MemfdCreate("refit-"+f.name, unix.MFD_CLOEXEC)
-		if err != nil {
+		if *f.to, err = memory(spec.Name, f.name); err != nil {
 			p.close()
-			return nil, fmt.Errorf("child %s: make the file of its %s: %w", spec.Name, f.name, err)
+			return nil, err
 		}
-		*f.to = os.NewFile(uintptr(fd), f.name)
 	}
 	// WriteAt leaves the offset, which the child shares, at the start.
 	if _, err := p.request.WriteAt(in, 0); err != nil {
@@ -227,13 +235,28 @@ func prepare(spec Spec) (*process, error) {
 		}
 		inherited = append(inherited, p.stopRead)
 	}
+	inherited = append(inherited, held(ctx)...)
 	// /proc/self/exe, not the path: a replaced agent keeps its own children.
 	p.cmd = &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{os.Args[0], argument, spec.Name}, Env: env,
 		Stdin: p.request, Stdout: p.log, Stderr: p.log, ExtraFiles: inherited,
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+		SysProcAttr: attributes(),
 	}
 	return p, nil
+}
+
+// attributes: a group of its own, so that what it starts is killed with it, and
+// death with its parent.
+func attributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+func memory(child, what string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("refit-"+what, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("child %s: make the file of its %s: %w", child, what, err)
+	}
+	return os.NewFile(uintptr(fd), what), nil
 }
 
 func (p *process) close() {

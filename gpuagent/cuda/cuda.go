@@ -9,6 +9,10 @@
 // does not answer in the driver's place; a second run with the limiter proves
 // the limited path on its own.
 //
+// After a child that is wedged no other is started on that card by this process.
+// That is kept in memory only: an agent that was started anew tries once more,
+// and meets the same wait.
+//
 // What has been proven: every verdict but wedged on the fake libcuda of package
 // fakes, through the real purego calls, and that the vendor's assembler (12.9)
 // accepts the PTX text for sm_50 to sm_120. The text has met no driver's JIT,
@@ -167,16 +171,12 @@ const (
 // Checks are the rows of the validation table that this probe answers.
 func (r Result) Checks() []gpu.Check {
 	call := gpu.Check{Name: CallCheck, Device: r.UUID, Expected: string(Pass), Found: string(r.Verdict),
+		// The table: whatever is not a pass is fatal, also what a reset mends.
 		Severity: gpu.Fatal, OK: r.Verdict == Pass, Hint: hints[r.Verdict]}
 	if r.Verdict == Pass {
 		call.Found = fmt.Sprintf("pass (%d MiB, %d patterns)", r.TestedBytes>>20, r.Patterns)
 	} else if r.Error != "" {
 		call.Found = fmt.Sprintf("%s during %s: %s", r.Verdict, r.Stage, r.Error)
-	}
-	// In the validation table whatever is not a pass is fatal. Only of a wedged
-	// device the cure is known: it needs a reset or a reboot.
-	if r.Verdict == Wedged {
-		call.Severity = gpu.Reset
 	}
 	out := []gpu.Check{call}
 	if r.Bandwidth != (Bandwidth{}) {

@@ -233,7 +233,7 @@ func TestAWedgedChildIsReportedWithItsStage(t *testing.T) {
 	if err != nil || r.Verdict != Wedged || r.Stage != "context" || !strings.Contains(r.Error, "nv_wait") {
 		t.Fatalf("%+v %v", r, err)
 	}
-	if c := r.Checks()[0]; c.Severity != gpu.Reset || !strings.Contains(c.Hint, "reboot") {
+	if c := r.Checks()[0]; c.Severity != gpu.Fatal || !strings.Contains(c.Hint, "reboot") {
 		t.Fatalf("%+v", c)
 	}
 }

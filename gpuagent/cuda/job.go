@@ -140,31 +140,15 @@ func (j Job) Run(ctx context.Context) (gpu.Result, error) {
 			Expected: strconv.Itoa(j.Count), Found: strconv.Itoa(len(out.Devices)),
 			Hint: "compare the pod's GPU request with what was injected into it"})
 	}
-	out.Verdict = gpu.Pass
 	for _, c := range checks {
 		if c.OK {
 			out.Passed++
 			continue
 		}
 		out.Checks = append(out.Checks, c)
-		out.Verdict = worse(out.Verdict, c)
 	}
+	out.Verdict = gpu.VerdictOf(checks, 0)
 	return out, nil
-}
-
-// rank orders verdicts for worse; they are declared from best to worst, but
-// unproven is better than a fault that was seen.
-var rank = map[gpu.Verdict]int{gpu.Pass: 0, gpu.Degraded: 1, gpu.Unproven: 2, gpu.ResetNeeded: 3, gpu.Unfit: 4}
-
-func worse(v gpu.Verdict, c gpu.Check) gpu.Verdict {
-	means := map[gpu.Severity]gpu.Verdict{gpu.Warn: gpu.Degraded, gpu.Reset: gpu.ResetNeeded, gpu.Fatal: gpu.Unfit, gpu.Info: gpu.Pass}[c.Severity]
-	if c.Skipped != "" && c.Severity == gpu.Fatal {
-		means = gpu.Unproven
-	}
-	if rank[means] > rank[v] {
-		return means
-	}
-	return v
 }
 
 // message is the result in at most as many bytes as Kubernetes keeps: a cut

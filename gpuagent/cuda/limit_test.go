@@ -51,6 +51,13 @@ func TestTheLimitedRunProvesThatTheLimitHolds(t *testing.T) {
 	}
 }
 
+func TestALimitOfNothingIsRefusedBeforeAnythingRuns(t *testing.T) {
+	h := host(t)
+	if r, err := Probe(t.Context(), Options{UUID: h.UUID(0), Limit: &Limit{Preload: h.Limiter()}}); err == nil || r.Verdict != "" || !strings.Contains(err.Error(), "0 bytes") {
+		t.Fatalf("%+v %v", r, err)
+	}
+}
+
 func TestAnInterposedLibraryIsNotTakenForTheDriver(t *testing.T) {
 	h := host(t)
 	other := filepath.Join(t.TempDir(), "libcuda.so.1")

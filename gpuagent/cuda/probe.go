@@ -50,6 +50,9 @@ func Probe(ctx context.Context, o Options) (Result, error) {
 	if req.MemoryBytes == 0 && req.MemoryShare <= 0 {
 		req.MemoryBytes = 64 << 20
 	}
+	if o.Limit != nil && o.Limit.Bytes == 0 {
+		return Result{}, errors.New("a limit of 0 bytes of device memory cannot be proven: give the limit, or none")
+	}
 	got, err := run(ctx, o, req, o.Preload)
 	if err != nil {
 		return Result{}, err

@@ -45,7 +45,6 @@ type Snapshot struct {
 // PCIDevice is an NVIDIA display controller.
 type PCIDevice struct {
 	Address string `json:"address"`
-	Driver  string `json:"driver,omitempty"`
 }
 
 // Node is a device file; Wanted is the major number's name in /proc/devices.
@@ -184,12 +183,7 @@ func (h Host) pci() ([]PCIDevice, bool) {
 		// A virtual function of a GPU is none of the host's own.
 		_, err := os.Stat(h.path(append(dir, "physfn")...))
 		if vendor == "0x10de" && strings.HasPrefix(class, "0x03") && errors.Is(err, fs.ErrNotExist) {
-			driver, _ := os.Readlink(h.path(append(dir, "driver")...))
-			d := PCIDevice{Address: e.Name()}
-			if driver != "" {
-				d.Driver = filepath.Base(driver)
-			}
-			devices = append(devices, d)
+			devices = append(devices, PCIDevice{Address: e.Name()})
 		}
 	}
 	return devices, true

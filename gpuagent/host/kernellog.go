@@ -18,7 +18,8 @@ type KernelLog struct {
 	// Why is set when it is not.
 	Why  string `json:"why,omitempty"`
 	Last uint64 `json:"last"`
-	// Lost: records after the given one were overwritten before they were read.
+	// Lost: records after the given one, or after the boot where none was given,
+	// were overwritten before they were read.
 	Lost bool  `json:"lost,omitempty"`
 	Xids []Xid `json:"xids,omitempty"`
 	// Unreadable are lines that look like an Xid and are none.
@@ -52,11 +53,8 @@ func (h Host) kernelLog(since uint64) KernelLog {
 		return KernelLog{Why: "kernel log: " + err.Error()}
 	}
 	since = sameKind(since, records)
-	log := KernelLog{Visible: true, Last: since}
-	for i, r := range records {
-		if i == 0 && since > 0 && r.sequence > since+1 {
-			log.Lost = true
-		}
+	log := KernelLog{Visible: true, Last: since, Lost: lost(since, records)}
+	for _, r := range records {
 		if loadedLine.MatchString(r.text) {
 			log.Loaded = r.at
 		}
@@ -77,6 +75,32 @@ func (h Host) kernelLog(since uint64) KernelLog {
 		log.Xids = append(log.Xids, Xid{PCI: Address(m[1]), Number: number, Text: m[3]})
 	}
 	return log
+}
+
+// bootTime is how late the first line of a whole log may be: the kernel's clock
+// stands at 0 when it prints it.
+const bootTime = time.Second
+
+// lost reports whether records after since, or after the boot, are missing: at
+// the start, where the ring has been overwritten or cleared, or between two, where
+// one was overwritten while we read.
+func lost(since uint64, records []record) bool {
+	if len(records) == 0 {
+		return true // a kernel has always said something
+	}
+	first := records[0]
+	if first.sequence&timed != 0 {
+		// Times have no order without gaps: the last known line must be there.
+		return since == 0 && first.at > bootTime || since > 0 && first.sequence > since
+	}
+	next := since + 1
+	for _, r := range records {
+		if r.sequence > next {
+			return true
+		}
+		next = max(next, r.sequence+1)
+	}
+	return false
 }
 
 // Address writes a PCI address as sysfs does: 0000:03:00.0. The log leaves the

@@ -3,11 +3,10 @@ package host
 import (
 	"context"
 	"os"
-	"os/exec"
 	"strings"
 	"time"
 
-	"github.com/refit-run/refit/gpuagent/setup"
+	"github.com/refit-run/refit/gpuagent/child"
 )
 
 // versioned are the services whose version must be the driver's, with the name
@@ -57,9 +56,7 @@ func (h Host) running(pids []string, program string) string {
 		if program == "" || h.line("proc", pid, "comm") != program[:min(len(program), nameLength)] {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), versionLimit)
-		defer cancel()
-		out, err := setup.Output(ctx, exec.CommandContext(ctx, h.path("proc", pid, "exe"), "--version"))
+		out, err := child.Tool(context.Background(), versionLimit, h.path("proc", pid, "exe"), "--version")
 		if err != nil {
 			return ""
 		}

@@ -23,7 +23,6 @@ const (
 	runDir       = "run/tensor-fusion"
 	shmDir       = runDir + "/shm"
 	toolkitReady = "run/nvidia/validations/toolkit-ready"
-	transportShm = "dev/shm/tf_shm"
 	acceleratorL = "libaccelerator_nvidia.so"
 )
 
@@ -48,7 +47,6 @@ type TensorFusion struct {
 	// Pods are the shared-memory directories, as namespace/pod, with the layout
 	// of the state in them: 1 or 2, or 0 for one that is not known.
 	Pods       []PodState `json:"pods,omitempty"`
-	Transport  bool       `json:"transport"`
 	Hypervisor Hypervisor `json:"hypervisor"`
 	// Kubelet tells which of its socket directories are reachable.
 	Kubelet map[string]bool `json:"kubelet"`
@@ -87,8 +85,6 @@ func (h Host) tensorFusion(o TensorFusionOptions) *TensorFusion {
 	t.Run = err == nil
 	t.Accelerator = h.accelerator(o.Accelerator)
 	t.Pods = h.podStates()
-	_, err = os.Stat(h.path(transportShm))
-	t.Transport = err == nil
 	for _, dir := range []string{"device-plugins", "pod-resources"} {
 		_, err := os.Stat(h.path("var/lib/kubelet", dir))
 		t.Kubelet[dir] = err == nil

@@ -126,6 +126,11 @@ func (a Applier) gpu(ctx context.Context, p GPUPlan, o Options, r *setup.Report)
 			p.block("the mode is pending until the GPU is idle")
 			continue
 		case nvml.ActivationReset:
+			if a.Reset != nil && o.ModeOnly && len(out.GPU.Instances) > 0 {
+				p.GPU = out.GPU
+				p.tenants("reset the GPU")
+				continue
+			}
 			if a.Reset == nil || reset {
 				r.Needs = append(r.Needs, need(p.GPU, reset))
 				return nil

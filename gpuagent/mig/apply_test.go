@@ -128,6 +128,25 @@ func TestAForeignInstanceGoesOnlyWhenItIsIdle(t *testing.T) {
 	require.Contains(t, done(r), "remove GPU instance 1 (7g.80gb at 0)")
 }
 
+func TestInAPartitionedPoolNoTenantsPartitionIsLostWithTheMode(t *testing.T) {
+	off := entry(false, nil)
+	h := host(t, true, "gpu.0.gi.1", "9:0:4", "gpu.0.ci.1.0", "2:0:3")
+	before, err := os.ReadFile(h.StateFile())
+	require.NoError(t, err)
+	_, err = Applier{Host: nvml.Setters{}}.Apply(t.Context(), off, Options{ModeOnly: true})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	after, err := os.ReadFile(h.StateFile())
+	require.NoError(t, err)
+	require.Equal(t, string(before), string(after))
+
+	// A partition that is made in the moment of the change survives the reset.
+	h = host(t, true, "gpu.0.mig.needs.reset", "1")
+	a := Applier{Host: nvml.Setters{}, Progress: func(string) { require.NoError(t, h.Set("gpu.0.gi.1", "9:0:4")) },
+		Reset: func(context.Context, ...string) error { t.Error("the GPU was reset"); return nil }}
+	_, err = a.Apply(t.Context(), off, Options{ModeOnly: true})
+	require.ErrorContains(t, err, "to reset the GPU")
+}
+
 func TestInAPartitionedPoolTheDriverIsAskedForTheModeOnly(t *testing.T) {
 	h := host(t, false)
 	r, err := apply(t, Applier{}, mixed, Options{ModeOnly: true})

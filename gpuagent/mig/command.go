@@ -2,14 +2,13 @@ package mig
 
 import (
 	"context"
-	"fmt"
-	"os/exec"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
@@ -46,11 +45,6 @@ const resetLimit = 3 * time.Minute
 // Reset resets GPUs with nvidia-smi, because NVML has no call for it. The
 // GPUs must be without a client, nvidia-persistenced included.
 func Reset(ctx context.Context, pci ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, resetLimit)
-	defer cancel()
-	out, err := setup.Output(ctx, exec.CommandContext(ctx, "nvidia-smi", "--gpu-reset", "-i", strings.Join(pci, ",")))
-	if err != nil {
-		return fmt.Errorf("nvidia-smi --gpu-reset: %w: %s", err, strings.TrimSpace(out))
-	}
-	return nil
+	_, err := child.Tool(ctx, resetLimit, "nvidia-smi", "--gpu-reset", "-i", strings.Join(pci, ","))
+	return err
 }

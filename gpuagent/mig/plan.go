@@ -11,7 +11,8 @@ import (
 // Options of a plan.
 type Options struct {
 	// ModeOnly sets the mode and touches no instance: those of a TensorFusion
-	// partitioned pool belong to tenants.
+	// partitioned pool belong to tenants. A GPU that has some keeps its mode,
+	// because they would go with it.
 	ModeOnly bool
 }
 
@@ -65,6 +66,9 @@ func planGPU(g nvml.MIGGPU, w wanted, o Options) (GPUPlan, error) {
 	}
 	if g.Current != w.enabled || g.Pending != w.enabled {
 		p.mode(w.enabled)
+		if o.ModeOnly && len(g.Instances) > 0 && !w.enabled {
+			p.tenants("switch MIG mode off")
+		}
 	}
 	switch {
 	case !w.enabled:
@@ -94,6 +98,16 @@ func (p *GPUPlan) mode(enable bool) {
 	p.Steps = append(p.Steps, Step{Act: nvml.MIGAct{UUID: g.UUID, Kind: nvml.MIGSetMode, Enable: enable}, What: what})
 	if g.Current != enable && g.Processes > 0 {
 		p.block(clients(g.Processes))
+	}
+}
+
+// tenants blocks what would take instances that are not ours to remove.
+func (p *GPUPlan) tenants(what string) {
+	p.Blocked = &setup.Failure{
+		Class: setup.Wait, Object: "GPU " + p.GPU.UUID, Expected: "no GPU instance, to " + what,
+		Found: fmt.Sprintf("%d, which belong to TensorFusion in a pool whose mode alone is ours", len(p.GPU.Instances)),
+		Why:   "they are partitions of tenants, with a process or without, and would be gone",
+		Next:  "end the workloads of the pool so that TensorFusion removes its partitions, then go on; or leave this GPU out of the layout",
 	}
 }
 

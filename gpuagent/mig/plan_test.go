@@ -298,3 +298,27 @@ func TestAnyStateReachesAnyLayoutThatFitsAndStaysThere(t *testing.T) {
 	}
 	require.Greater(t, reached, 50)
 }
+
+// In a partitioned pool every instance is a tenant's, with a process or
+// without: to switch the mode off would remove it.
+func TestInAPartitionedPoolTheModeStaysOnWhileThereAreInstances(t *testing.T) {
+	modes := func(g nvml.MIGGPU, enabled bool) GPUPlan {
+		t.Helper()
+		plans, err := Plan(entry(enabled, nil), nvml.MIGHost{GPUs: []nvml.MIGGPU{g}}, Options{ModeOnly: true})
+		require.NoError(t, err)
+		return plans[0]
+	}
+	idle, half, busy := with(h100(), "3g.40gb", 0, 0, 3), with(h100(), "1g.10gb", 2, 0), with(h100(), "3g.40gb", 0, 2, 3)
+	pending := idle
+	pending.Pending = false
+	for name, g := range map[string]nvml.MIGGPU{"idle": idle, "without compute instance": half, "busy": busy, "off is pending": pending} {
+		p := modes(g, false)
+		require.NotNil(t, p.Blocked, name)
+		require.Equal(t, setup.Wait, p.Blocked.Class, name)
+		require.Contains(t, p.Blocked.Error(), "belong to TensorFusion", name)
+		require.Nil(t, modes(g, true).Blocked, "on changes nothing of it")
+	}
+	empty := modes(h100(), false)
+	require.Nil(t, empty.Blocked)
+	require.Equal(t, []string{"switch MIG mode off"}, words(empty))
+}

@@ -17,6 +17,15 @@ const (
 	fieldLinkSpeed      = gonvml.FI_DEV_NVLINK_GET_SPEED
 	fieldRecoveryAction = gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 	fieldPCIeFatal      = gonvml.FI_DEV_PCIE_COUNT_FATAL_ERROR
+	fieldC2CCount       = gonvml.FI_DEV_C2C_LINK_COUNT
+	fieldC2CStatus      = gonvml.FI_DEV_C2C_LINK_GET_STATUS
+	fieldC2CBandwidth   = gonvml.FI_DEV_C2C_LINK_GET_MAX_BW
+
+	// Limits in degrees of margin: below 0 is past the point where work slows.
+	fieldLimitShutdown = gonvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT
+	fieldLimitSlowdown = gonvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT
+	fieldLimitMemory   = gonvml.FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT
+	fieldLimitGPU      = gonvml.FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT
 )
 
 // Counters that only tell errors, summed: those of the PCIe link except the
@@ -117,6 +126,28 @@ func (d device) sum(ids []uint32) Reading[uint64] {
 	}
 	return total
 }
+
+// degrees reads a field that is signed.
+func (d device) degrees(id uint32) Reading[int] {
+	return then(d.field(id, 0), func(n uint64) int { return int(int32(n)) })
+}
+
+// c2cLinks reads state and bandwidth of each link between the chips.
+func (d device) c2cLinks() Reading[[]C2CLink] {
+	return then(d.field(fieldC2CCount, 0), func(n uint64) []C2CLink {
+		var links []C2CLink
+		for l := range int(min(n, mostC2CLinks)) {
+			links = append(links, C2CLink{
+				Up:        then(d.field(fieldC2CStatus, l), func(status uint64) bool { return status == 1 }),
+				Bandwidth: d.field(fieldC2CBandwidth, l),
+			})
+		}
+		return links
+	})
+}
+
+// mostC2CLinks bounds an answer that makes no sense: a chip has 14.
+const mostC2CLinks = 64
 
 // number reads the union of a field value by its type; all are little-endian
 // on the hosts NVIDIA supports.

@@ -1,10 +1,11 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
+	nvlib "github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -14,79 +15,186 @@ func (d device) mig(to *Device) {
 		return Pair{current, pending}, ret
 	}, "nvmlDeviceGetMigMode")
 	to.Instances = then(to.MIGMode, func(Pair) Instances { return nil })
-	if !to.MIGMode.OK() || to.MIGMode.Value.Current != gonvml.DEVICE_MIG_ENABLE {
+	to.MIGDevices = then(to.MIGMode, func(Pair) []MIGDevice { return nil })
+	if !to.MIGOn() {
 		return
 	}
-	to.MIGDevices = d.migDevices()
-	to.Instances = d.gpuInstances()
-}
-
-func (d device) migDevices() []MIGDevice {
-	var devices []MIGDevice
-	most := get(d, d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
-	for i := range most.Value {
-		h := get(d, func() (gonvml.Device, gonvml.Return) { return d.GetMigDeviceHandleByIndex(i) }, "nvmlDeviceGetMigDeviceHandleByIndex")
-		if !h.OK() {
-			continue
-		}
-		dev := device{Device: h.Value, library: d.library, scope: d.scope}
-		devices = append(devices, MIGDevice{
-			UUID: get(dev, dev.GetUUID, "nvmlDeviceGetUUID").Value,
-			Name: get(dev, dev.GetName, "nvmlDeviceGetName").Value,
-		})
+	to.MIGDevices = readAll(d, d.migDevices, migDeviceSymbols)
+	// A profile is named by its share of the board's memory.
+	if to.Instances = then(to.Memory, func(Memory) Instances { return nil }); to.Memory.OK() {
+		to.Instances = readAll(d, func() (Instances, error) { return d.instances(to.Memory.Value.Total) }, migInstanceSymbols)
 	}
-	return devices
 }
 
-func (d device) gpuInstances() Reading[Instances] {
-	out := Reading[Instances]{Value: Instances{}}
-	for p := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
-		profile := get(d, func() (gonvml.GpuInstanceProfileInfo, gonvml.Return) { return d.GetGpuInstanceProfileInfo(p) },
-			"nvmlDeviceGetGpuInstanceProfileInfo")
-		if !profile.OK() || profile.Value.InstanceCount == 0 {
+// What reading instances and MIG devices calls.
+var (
+	migInstanceSymbols = []string{
+		"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo",
+		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo_v2",
+	}
+	migDeviceSymbols = []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID"}
+)
+
+// readAll turns an answer that takes several functions, all of them, into a
+// reading.
+func readAll[T any](d device, read func() (T, error), symbols []string) Reading[T] {
+	for _, s := range symbols {
+		if missing := d.has(s); missing != "" {
+			return Reading[T]{Missing: missing}
+		}
+	}
+	return get(d, func() (T, gonvml.Return) {
+		value, err := read()
+		var refused *Failure
+		switch {
+		case errors.As(err, &refused):
+			return value, gonvml.Return(refused.Code)
+		case err != nil:
+			return value, gonvml.ERROR_UNKNOWN
+		}
+		return value, gonvml.SUCCESS
+	}, symbols[0])
+}
+
+func (d device) migDevices() ([]MIGDevice, error) {
+	made, err := migHandles(d.Device, d.scope)
+	var out []MIGDevice
+	for _, m := range made {
+		out = append(out, MIGDevice{UUID: m.uuid, Name: get(device{Device: m.Device, library: d.library, scope: d.scope}, m.GetName, "nvmlDeviceGetName").Value})
+	}
+	return out, err
+}
+
+// migHandle is a MIG device with the UUID that CUDA knows it by.
+type migHandle struct {
+	gonvml.Device
+	uuid string
+}
+
+// migHandles opens the MIG devices of a GPU: every one of them, or an error. A
+// device without a UUID is an error too: CUDA would take any device for it.
+func migHandles(d gonvml.Device, of string) ([]migHandle, error) {
+	most, ret := d.GetMaxMigDeviceCount()
+	if err := failed(ret, "MIG devices of %s", of); err != nil {
+		return nil, err
+	}
+	var out []migHandle
+	for i := range most {
+		m, ret := d.GetMigDeviceHandleByIndex(i)
+		// The places of a GPU are not filled without gaps.
+		if ret == gonvml.ERROR_NOT_FOUND || ret == gonvml.ERROR_INVALID_ARGUMENT {
 			continue
 		}
-		list := get(d, func() ([]gonvml.GpuInstance, gonvml.Return) { return d.GetGpuInstances(&profile.Value) }, "nvmlDeviceGetGpuInstances")
-		if !list.OK() {
-			return Reading[Instances]{Code: list.Code, Missing: list.Missing}
+		if err := failed(ret, "MIG device %d of %s", i, of); err != nil {
+			return nil, err
 		}
-		for _, gi := range list.Value {
-			info := get(d, gi.GetInfo, "nvmlGpuInstanceGetInfo")
-			if !info.OK() {
-				return Reading[Instances]{Code: info.Code, Missing: info.Missing}
+		uuid, ret := m.GetUUID()
+		if ret == gonvml.SUCCESS && uuid == "" {
+			ret = gonvml.ERROR_UNKNOWN
+		}
+		if err := failed(ret, "UUID of MIG device %d of %s", i, of); err != nil {
+			return nil, err
+		}
+		out = append(out, migHandle{m, uuid})
+	}
+	return out, nil
+}
+
+// instances are read and named as the set-up does, so that a layout means the
+// same to both.
+func (d device) instances(memory uint64) (Instances, error) {
+	s := &session{lib: d.library.Interface, profiles: nvlib.New(d.library.Interface)}
+	offered := map[uint32]MIGProfile{}
+	for constant := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		if info, ret := d.GetGpuInstanceProfileInfo(constant); ret == gonvml.SUCCESS && info.InstanceCount > 0 {
+			offered[info.Id] = s.named(constant, info, memory)
+		}
+	}
+	made, err := readInstances(d.Device, d.scope)
+	out := Instances{}
+	for _, i := range made {
+		p := offered[i.ProfileID]
+		one := Instance{Profile: p.Name, ID: int(i.ID), Start: i.Placement.Start, Size: i.Placement.Size}
+		if p.Name == "" {
+			one.Profile = fmt.Sprintf("profile-%d", i.ProfileID) // newer than this build knows
+		}
+		for _, c := range i.Compute {
+			name := p.Compute[c.Slices]
+			if name == "" {
+				name = fmt.Sprintf("%dc.%s", c.Slices, one.Profile)
 			}
-			out.Value = append(out.Value, Instance{
-				Profile: d.profileName(p, profile.Value), ProfileID: int(profile.Value.Id), ID: int(info.Value.Id),
-				Start: int(info.Value.Placement.Start), Size: int(info.Value.Placement.Size), Compute: d.computeInstances(gi),
-			})
+			one.Compute = append(one.Compute, name)
 		}
+		out = append(out, one)
 	}
-	slices.SortFunc(out.Value, func(a, b Instance) int { return a.Start - b.Start })
-	return out
+	slices.SortFunc(out, func(a, b Instance) int { return a.Start - b.Start })
+	return out, err
 }
 
-func (d device) computeInstances(gi gonvml.GpuInstance) int {
-	n := 0
-	for p := range gonvml.COMPUTE_INSTANCE_PROFILE_COUNT {
-		profile := get(d, func() (gonvml.ComputeInstanceProfileInfo, gonvml.Return) {
-			return gi.GetComputeInstanceProfileInfo(p, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		}, "nvmlGpuInstanceGetComputeInstanceProfileInfo")
-		if !profile.OK() || profile.Value.InstanceCount == 0 {
+// readInstances lists all that is there, also of profiles that this build does
+// not know: they take room.
+func readInstances(d gonvml.Device, of string) ([]MIGInstance, error) {
+	var out []MIGInstance
+	for constant := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(constant)
+		if notOffered(ret) || ret == gonvml.SUCCESS && info.InstanceCount == 0 {
 			continue
 		}
-		n += len(get(d, func() ([]gonvml.ComputeInstance, gonvml.Return) { return gi.GetComputeInstances(&profile.Value) },
-			"nvmlGpuInstanceGetComputeInstances").Value)
-	}
-	return n
-}
-
-// profileName is the driver's own name where it gives one, like 1g.10gb.
-func (d device) profileName(p int, info gonvml.GpuInstanceProfileInfo) string {
-	if d.has("nvmlDeviceGetGpuInstanceProfileInfoV") == "" {
-		named := get(d, d.GetGpuInstanceProfileInfoV(p).V2, "nvmlDeviceGetGpuInstanceProfileInfoV")
-		if name := strings.TrimPrefix(text(named.Value.Name[:]), "MIG "); named.OK() && name != "" {
-			return name
+		if err := failed(ret, "GPU instance profile %d of %s", constant, of); err != nil {
+			return nil, err
+		}
+		list, ret := d.GetGpuInstances(&info)
+		if err := failed(ret, "GPU instances of %s", of); err != nil {
+			return nil, err
+		}
+		for _, gi := range list {
+			about, ret := gi.GetInfo()
+			if err := failed(ret, "a GPU instance of %s", of); err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(out, func(i MIGInstance) bool { return i.ID == about.Id }) {
+				continue
+			}
+			i := MIGInstance{ID: about.Id, ProfileID: about.ProfileId,
+				Placement: MIGPlacement{int(about.Placement.Start), int(about.Placement.Size)}}
+			if i.Compute, ret = computeInstances(gi); ret != gonvml.SUCCESS {
+				return nil, failed(ret, "compute instances of GPU instance %d of %s", i.ID, of)
+			}
+			out = append(out, i)
 		}
 	}
-	return fmt.Sprintf("profile-%d", info.Id)
+	return out, nil
+}
+
+// notOffered tells a profile that this GPU or driver does not have from one
+// that could not be read.
+func notOffered(ret gonvml.Return) bool {
+	return ret == gonvml.ERROR_NOT_SUPPORTED || ret == gonvml.ERROR_INVALID_ARGUMENT
+}
+
+func computeInstances(gi gonvml.GpuInstance) ([]MIGComputeInstance, gonvml.Return) {
+	var out []MIGComputeInstance
+	for _, c := range computeConstants {
+		info, ret := gi.GetComputeInstanceProfileInfo(c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if notOffered(ret) || ret == gonvml.SUCCESS && info.InstanceCount == 0 {
+			continue
+		}
+		if ret != gonvml.SUCCESS {
+			return nil, ret
+		}
+		list, ret := gi.GetComputeInstances(&info)
+		if ret != gonvml.SUCCESS {
+			return nil, ret
+		}
+		for _, ci := range list {
+			about, ret := ci.GetInfo()
+			if ret != gonvml.SUCCESS {
+				return nil, ret
+			}
+			if !slices.ContainsFunc(out, func(o MIGComputeInstance) bool { return o.ID == about.Id }) {
+				out = append(out, MIGComputeInstance{ID: about.Id, Slices: c.slices})
+			}
+		}
+	}
+	return out, gonvml.SUCCESS
 }

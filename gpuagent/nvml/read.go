@@ -19,9 +19,9 @@ func (d device) memory(to *Device) {
 	to.SRAMOver = then(get(d, d.GetSramEccErrorStatus, "nvmlDeviceGetSramEccErrorStatus"),
 		func(s gonvml.EccSramErrorStatus) bool { return s.BThresholdExceeded != 0 })
 	to.Remap = get(d, func() (Remap, gonvml.Return) {
-		correctable, uncorrectable, pending, failure, ret := d.GetRemappedRows()
-		return Remap{correctable, uncorrectable, pending, failure}, ret
-	}, "nvmlDeviceGetRemappedRows")
+		r := remapOf(d.Device)
+		return r.Value, gonvml.Return(r.Code)
+	}, remapSymbol)
 	to.RemapNone = then(get(d, d.GetRowRemapperHistogram, "nvmlDeviceGetRowRemapperHistogram"),
 		func(h gonvml.RowRemapperHistogramValues) uint64 { return uint64(h.None) })
 	to.Unrepairable = then(get(d, d.GetUnrepairableMemoryFlag_v1, "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
@@ -31,7 +31,7 @@ func (d device) memory(to *Device) {
 	to.RetiredWaits = then(get(d, d.GetRetiredPagesPendingStatus, "nvmlDeviceGetRetiredPagesPendingStatus"), on)
 	to.Retired = d.retired()
 	to.Memory = d.memoryInUse()
-	to.Processes = d.processes()
+	to.Processes, to.Unlisted = d.processes()
 }
 
 func (d device) retired() Reading[Retired] {
@@ -66,7 +66,9 @@ func (d device) memoryInUse() Reading[Memory] {
 	return r
 }
 
-func (d device) processes() Reading[[]Process] {
+// processes joins the lists of all kinds. Compute processes must be known; the
+// other kinds do not exist on every GPU, and unlisted names those.
+func (d device) processes() (running Reading[[]Process], unlisted []string) {
 	kinds := []struct {
 		name   string
 		list   func() ([]gonvml.ProcessInfo, gonvml.Return)
@@ -79,15 +81,18 @@ func (d device) processes() Reading[[]Process] {
 	out := Reading[[]Process]{Value: []Process{}}
 	for i, kind := range kinds {
 		r := get(d, kind.list, kind.symbol+"_v3", kind.symbol+"_v2", kind.symbol)
-		// Compute processes must be known; the other kinds exist on some GPUs.
-		if i == 0 && !r.OK() {
-			return Reading[[]Process]{Code: r.Code, Missing: r.Missing}
+		switch {
+		case r.OK():
+		case i > 0 && r.Absent():
+			unlisted = append(unlisted, kind.name)
+		default:
+			return Reading[[]Process]{Code: r.Code, Missing: r.Missing}, nil
 		}
 		for _, p := range r.Value {
 			out.Value = append(out.Value, Process{PID: int(p.Pid), Kind: kind.name})
 		}
 	}
-	return out
+	return out, unlisted
 }
 
 func (d device) limits(to *Device) {
@@ -107,14 +112,13 @@ func (d device) limits(to *Device) {
 	to.MemoryMax = threshold(gonvml.TEMPERATURE_THRESHOLD_MEM_MAX)
 	to.Margin = then(get(d, d.GetMarginTemperature, "nvmlDeviceGetMarginTemperature"),
 		func(m gonvml.MarginTemperature) int { return int(m.MarginTemperature) })
+	to.Limits = Limits{Shutdown: d.degrees(fieldLimitShutdown), Slowdown: d.degrees(fieldLimitSlowdown),
+		Memory: d.degrees(fieldLimitMemory), GPU: d.degrees(fieldLimitGPU)}
 	to.MemoryTemp = then(d.field(fieldMemoryTemp, 0), func(n uint64) int { return int(n) })
 	milliwatts := func(call func() (uint32, gonvml.Return), symbol string) Reading[uint64] {
 		return then(get(d, call, symbol), func(n uint32) uint64 { return uint64(n) })
 	}
-	// What is enforced is the limit that was set, or a lower one of the board.
 	to.PowerLimit = milliwatts(d.GetPowerManagementLimit, "nvmlDeviceGetPowerManagementLimit")
-	to.PowerDefault = milliwatts(d.GetPowerManagementDefaultLimit, "nvmlDeviceGetPowerManagementDefaultLimit")
-	to.PowerNow = milliwatts(d.GetPowerUsage, "nvmlDeviceGetPowerUsage")
 	to.Persistence = then(get(d, d.GetPersistenceMode, "nvmlDeviceGetPersistenceMode"), on)
 	to.ComputeMode = then(get(d, d.GetComputeMode, "nvmlDeviceGetComputeMode"), func(m gonvml.ComputeMode) int { return int(m) })
 }
@@ -140,6 +144,7 @@ func (d device) links(to *Device) {
 	} else {
 		to.C2C = Reading[bool]{Missing: "nvmlDeviceGetC2cModeInfoV"}
 	}
+	to.C2CLinks = d.c2cLinks()
 	to.C2CErrors = d.sum(c2cErrorFields)
 }
 
@@ -151,9 +156,7 @@ func (d device) link(l int) Link {
 		return get(d, func() (uint64, gonvml.Return) { return d.GetNvLinkErrorCounter(l, older) }, "nvmlDeviceGetNvLinkErrorCounter")
 	}
 	return Link{
-		Up: then(get(d, func() (gonvml.EnableState, gonvml.Return) { return d.GetNvLinkState(l) }, "nvmlDeviceGetNvLinkState"), on),
-		Remote: then(get(d, func() (gonvml.IntNvLinkDeviceType, gonvml.Return) { return d.GetNvLinkRemoteDeviceType(l) },
-			"nvmlDeviceGetNvLinkRemoteDeviceType"), func(t gonvml.IntNvLinkDeviceType) int { return int(t) }),
+		Up:       then(get(d, func() (gonvml.EnableState, gonvml.Return) { return d.GetNvLinkState(l) }, "nvmlDeviceGetNvLinkState"), on),
 		Speed:    d.field(fieldLinkSpeed, l),
 		Replay:   counter(fieldLinkReplay, gonvml.NVLINK_ERROR_DL_REPLAY),
 		Recovery: counter(fieldLinkRecovery, gonvml.NVLINK_ERROR_DL_RECOVERY),

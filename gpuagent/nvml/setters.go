@@ -40,13 +40,20 @@ func init() {
 // child process. Env is the child's environment (nil: this process's own).
 type Setters struct{ Env []string }
 
-// Failure is what NVML answered instead of SUCCESS.
+// Failure is what NVML answered instead of SUCCESS. With Found it was not asked:
+// that was seen before, and Code is what it amounts to.
 type Failure struct {
-	Op   string `json:"op"`
-	Code Code   `json:"code"`
+	Op    string `json:"op"`
+	Code  Code   `json:"code"`
+	Found string `json:"found,omitempty"`
 }
 
-func (f *Failure) Error() string { return fmt.Sprintf("%s: NVML answers %s", f.Op, f.Code) }
+func (f *Failure) Error() string {
+	if f.Found != "" {
+		return f.Op + ": " + f.Found
+	}
+	return fmt.Sprintf("%s: NVML answers %s", f.Op, f.Code)
+}
 
 // Answered reports whether err is NVML's answer with this code.
 func Answered(err error, c Code) bool {

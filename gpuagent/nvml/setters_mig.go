@@ -26,6 +26,9 @@ type MIGGPU struct {
 	Supported bool `json:"supported"`
 	Current   bool `json:"current"`
 	Pending   bool `json:"pending"`
+	// Remap is the state of row remapping; the driver hides it while there are
+	// instances, so it is judged before the first one is made.
+	Remap Reading[Remap] `json:"remap"`
 	// Processes are the clients of the GPU, in all instances together.
 	Processes int           `json:"processes"`
 	Profiles  []MIGProfile  `json:"profiles,omitempty"`
@@ -94,7 +97,6 @@ type MIGAct struct {
 
 // Activations of a change of mode.
 const (
-	ActivationDone  = ""
 	ActivationIdle  = "idle"  // pending until the GPU is idle
 	ActivationReset = "reset" // pending until a reset or reboot
 )
@@ -122,8 +124,7 @@ func (s Setters) ActMIG(ctx context.Context, a MIGAct) (MIGOutcome, error) {
 }
 
 var migSymbols = []string{
-	"nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstances",
-	"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceGetComputeInstances", "nvmlDeviceGetMaxMigDeviceCount",
+	"nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement",
 }
 
 func readMIG(s *session, _ struct{}) (MIGHost, error) {
@@ -162,7 +163,7 @@ func (s *session) migGPU(d gonvml.Device) (g MIGGPU, err error) {
 		return g, err
 	}
 	g.Supported, g.Current, g.Pending = true, current == gonvml.DEVICE_MIG_ENABLE, pending == gonvml.DEVICE_MIG_ENABLE
-	if err := s.has(migSymbols...); err != nil {
+	if err := s.has(slices.Concat(migSymbols, migInstanceSymbols, migDeviceSymbols)...); err != nil {
 		return g, err
 	}
 	clients, err := s.clients(d, g.UUID)
@@ -177,12 +178,17 @@ func (s *session) migGPU(d gonvml.Device) (g MIGGPU, err error) {
 		return g, err
 	}
 	if g.Current {
-		if err := s.migInstances(d, &g); err != nil {
+		if g.Instances, err = readInstances(d, g.UUID); err != nil {
 			return g, err
 		}
 		if err := s.migDevices(d, &g, clients); err != nil {
 			return g, err
 		}
+	}
+	if err := s.has(remapSymbol); err == nil {
+		g.Remap = remapOf(d)
+	} else {
+		g.Remap.Missing = remapSymbol
 	}
 	g.Processes = len(clients)
 	for i := range g.Instances {
@@ -193,6 +199,27 @@ func (s *session) migGPU(d gonvml.Device) (g MIGGPU, err error) {
 		}
 	}
 	return g, nil
+}
+
+const remapSymbol = "nvmlDeviceGetRemappedRows"
+
+func remapOf(d gonvml.Device) Reading[Remap] {
+	correctable, uncorrectable, pending, failure, ret := d.GetRemappedRows()
+	return Reading[Remap]{Value: Remap{correctable, uncorrectable, pending, failure}, Code: Code(ret)}
+}
+
+// BadRows says what row remapping keeps the first instance of the GPU from
+// being made, empty when nothing does or it cannot be told.
+func (g MIGGPU) BadRows() string {
+	switch r := g.Remap; {
+	case !r.OK() || len(g.Instances) > 0:
+		return ""
+	case r.Value.Failure:
+		return "a memory row could not be remapped: return the card"
+	case r.Value.Pending:
+		return "a row remapping waits for a reset of the GPU"
+	}
+	return ""
 }
 
 // clients are the processes on a device with the GPU instance of each. A
@@ -236,17 +263,7 @@ func (s *session) migProfiles(d gonvml.Device, uuid string, memory uint64) ([]MI
 		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
 			continue // not of this GPU
 		}
-		p := MIGProfile{Constant: constant, ID: info.Id, Max: int(info.InstanceCount), Compute: map[int]string{}}
-		for _, c := range computeConstants {
-			name, err := s.profiles.NewMigProfile(constant, c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory)
-			if err != nil || c.slices > name.GetInfo().G {
-				continue
-			}
-			p.Slices = name.GetInfo().G
-			if p.Compute[c.slices] = name.String(); c.slices == p.Slices {
-				p.Name = name.String()
-			}
-		}
+		p := s.named(constant, info, memory)
 		if p.Name == "" {
 			continue // newer than this build knows: it can be neither declared nor made
 		}
@@ -266,6 +283,23 @@ func (s *session) migProfiles(d gonvml.Device, uuid string, memory uint64) ([]MI
 	return out, nil
 }
 
+// named is a profile without its placements. Its name is empty where it is
+// newer than this build knows.
+func (s *session) named(constant int, info gonvml.GpuInstanceProfileInfo, memory uint64) MIGProfile {
+	p := MIGProfile{Constant: constant, ID: info.Id, Max: int(info.InstanceCount), Compute: map[int]string{}}
+	for _, c := range computeConstants {
+		name, err := s.profiles.NewMigProfile(constant, c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory)
+		if err != nil || c.slices > name.GetInfo().G {
+			continue
+		}
+		p.Slices = name.GetInfo().G
+		if p.Compute[c.slices] = name.String(); c.slices == p.Slices {
+			p.Name = name.String()
+		}
+	}
+	return p
+}
+
 // computeConstants are NVML's compute instance profiles with their slices;
 // where two have as many, the GPU instance knows which one it offers.
 var computeConstants = []struct{ constant, slices int }{
@@ -276,81 +310,15 @@ var computeConstants = []struct{ constant, slices int }{
 	{gonvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL, 7},
 }
 
-// migInstances lists all that is there, also of profiles that this build does
-// not know: they take room.
-func (s *session) migInstances(d gonvml.Device, g *MIGGPU) error {
-	for constant := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
-		info, ret := d.GetGpuInstanceProfileInfo(constant)
-		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
-			continue
-		}
-		list, ret := d.GetGpuInstances(&info)
-		if err := failed(ret, "GPU instances of %s", g.UUID); err != nil {
-			return err
-		}
-		for _, gi := range list {
-			about, ret := gi.GetInfo()
-			if err := failed(ret, "a GPU instance of %s", g.UUID); err != nil {
-				return err
-			}
-			if slices.ContainsFunc(g.Instances, func(i MIGInstance) bool { return i.ID == about.Id }) {
-				continue
-			}
-			i := MIGInstance{ID: about.Id, ProfileID: about.ProfileId,
-				Placement: MIGPlacement{int(about.Placement.Start), int(about.Placement.Size)}}
-			if i.Compute, ret = computeInstances(gi); ret != gonvml.SUCCESS {
-				return failed(ret, "compute instances of GPU instance %d of %s", i.ID, g.UUID)
-			}
-			g.Instances = append(g.Instances, i)
-		}
-	}
-	return nil
-}
-
-func computeInstances(gi gonvml.GpuInstance) ([]MIGComputeInstance, gonvml.Return) {
-	var out []MIGComputeInstance
-	for _, c := range computeConstants {
-		info, ret := gi.GetComputeInstanceProfileInfo(c.constant, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		if ret != gonvml.SUCCESS || info.InstanceCount == 0 {
-			continue
-		}
-		list, ret := gi.GetComputeInstances(&info)
-		if ret != gonvml.SUCCESS {
-			return nil, ret
-		}
-		for _, ci := range list {
-			about, ret := ci.GetInfo()
-			if ret != gonvml.SUCCESS {
-				return nil, ret
-			}
-			if !slices.ContainsFunc(out, func(o MIGComputeInstance) bool { return o.ID == about.Id }) {
-				out = append(out, MIGComputeInstance{ID: about.Id, Slices: c.slices})
-			}
-		}
-	}
-	return out, gonvml.SUCCESS
-}
-
 // migDevices lists the MIG devices and adds their clients: some drivers show
 // those only to who asks the MIG device itself.
 func (s *session) migDevices(d gonvml.Device, g *MIGGPU, clients map[uint32]uint32) error {
-	most, ret := d.GetMaxMigDeviceCount()
-	if err := failed(ret, "MIG devices of %s", g.UUID); err != nil {
+	made, err := migHandles(d, g.UUID)
+	if err != nil {
 		return err
 	}
-	for i := range most {
-		m, ret := d.GetMigDeviceHandleByIndex(i)
-		if ret == gonvml.ERROR_NOT_FOUND || ret == gonvml.ERROR_INVALID_ARGUMENT {
-			continue
-		}
-		if err := failed(ret, "MIG device %d of %s", i, g.UUID); err != nil {
-			return err
-		}
-		uuid, ret := m.GetUUID()
-		if err := failed(ret, "UUID of MIG device %d of %s", i, g.UUID); err != nil {
-			return err
-		}
-		dev := gpu.Device{UUID: uuid}
+	for _, m := range made {
+		dev := gpu.Device{UUID: m.uuid}
 		if name, ret := m.GetName(); ret == gonvml.SUCCESS {
 			dev.Model = name
 		}
@@ -358,7 +326,7 @@ func (s *session) migDevices(d gonvml.Device, g *MIGGPU, clients map[uint32]uint
 			dev.MemoryBytes = memory.Total
 		}
 		g.Devices = append(g.Devices, dev)
-		own, err := s.clients(m, uuid)
+		own, err := s.clients(m, m.uuid)
 		if err != nil {
 			return err
 		}

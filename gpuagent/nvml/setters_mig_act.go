@@ -81,6 +81,9 @@ func createGPU(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
 			return MIGOutcome{Already: true}, nil
 		}
 	}
+	if bad := before.BadRows(); bad != "" {
+		return MIGOutcome{}, &Failure{Op: "create the first GPU instance of " + a.UUID, Code: ResetRequired, Found: bad}
+	}
 	info, ret := d.GetGpuInstanceProfileInfo(a.Constant)
 	if err := failed(ret, "GPU instance profile %d of %s", a.Constant, a.UUID); err != nil {
 		return MIGOutcome{}, err

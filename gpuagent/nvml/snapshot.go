@@ -62,11 +62,16 @@ func (r Reading[T]) OK() bool { return r.Code == Success && r.Missing == "" }
 // Why is the code and the missing symbol of a reading without a value.
 func (r Reading[T]) Why() (Code, string) { return r.Code, r.Missing }
 
+// Absent reports that this GPU or this driver has no such thing, as against
+// one that did not answer.
+func (r Reading[T]) Absent() bool {
+	return r.Missing != "" || r.Code == NotSupported || r.Code == FunctionNotFound
+}
+
 // Snapshot is the driver's whole answer.
 type Snapshot struct {
-	Init      Code            `json:"init"`
-	InitError string          `json:"initError,omitempty"`
-	Driver    Reading[string] `json:"driver"`
+	Init   Code            `json:"init"`
+	Driver Reading[string] `json:"driver"`
 	// CUDA is 1000*major + 10*minor.
 	CUDA  Reading[int] `json:"cuda"`
 	Count Reading[int] `json:"count"`
@@ -105,42 +110,63 @@ type Device struct {
 	PCIeFatal  Reading[uint64] `json:"pcieFatal"`
 	PCIeErrors Reading[uint64] `json:"pcieErrors"`
 
-	ECCMode      Reading[Pair]      `json:"eccMode"`
-	ECCVolatile  Reading[uint64]    `json:"eccVolatile"`
-	ECCAggregate Reading[uint64]    `json:"eccAggregate"`
-	SRAMOver     Reading[bool]      `json:"sramOver"`
-	Remap        Reading[Remap]     `json:"remap"`
-	RemapNone    Reading[uint64]    `json:"remapNone"`
-	Unrepairable Reading[bool]      `json:"unrepairable"`
-	RepairWaits  Reading[bool]      `json:"repairWaits"`
-	RetiredWaits Reading[bool]      `json:"retiredWaits"`
-	Retired      Reading[Retired]   `json:"retired"`
-	InfoROM      Reading[string]    `json:"infoROM"`
-	InfoROMValid Reading[bool]      `json:"infoROMValid"`
-	Throttle     Reading[uint64]    `json:"throttle"`
-	Temperature  Reading[int]       `json:"temperature"`
-	Slowdown     Reading[int]       `json:"slowdown"`
-	Margin       Reading[int]       `json:"margin"`
-	MemoryTemp   Reading[int]       `json:"memoryTemp"`
-	MemoryMax    Reading[int]       `json:"memoryMax"`
-	PowerLimit   Reading[uint64]    `json:"powerLimit"` // milliwatts, as all power
-	PowerDefault Reading[uint64]    `json:"powerDefault"`
-	PowerNow     Reading[uint64]    `json:"powerNow"`
-	Persistence  Reading[bool]      `json:"persistence"`
-	ComputeMode  Reading[int]       `json:"computeMode"`
-	LinkCount    Reading[uint64]    `json:"linkCount"`
-	Links        []Link             `json:"links,omitempty"`
-	Fabric       Reading[Fabric]    `json:"fabric"`
-	Peers        []Peer             `json:"peers,omitempty"`
-	MIGMode      Reading[Pair]      `json:"migMode"`
-	Instances    Reading[Instances] `json:"instances"`
-	MIGDevices   []MIGDevice        `json:"migDevices,omitempty"`
-	Processes    Reading[[]Process] `json:"processes"`
-	Memory       Reading[Memory]    `json:"memory"`
-	GSPVersion   Reading[string]    `json:"gspVersion"`
-	GSPEnabled   Reading[bool]      `json:"gspEnabled"`
-	C2C          Reading[bool]      `json:"c2c"`
-	C2CErrors    Reading[uint64]    `json:"c2cErrors"`
+	ECCMode      Reading[Pair]        `json:"eccMode"`
+	ECCVolatile  Reading[uint64]      `json:"eccVolatile"`
+	ECCAggregate Reading[uint64]      `json:"eccAggregate"`
+	SRAMOver     Reading[bool]        `json:"sramOver"`
+	Remap        Reading[Remap]       `json:"remap"`
+	RemapNone    Reading[uint64]      `json:"remapNone"`
+	Unrepairable Reading[bool]        `json:"unrepairable"`
+	RepairWaits  Reading[bool]        `json:"repairWaits"`
+	RetiredWaits Reading[bool]        `json:"retiredWaits"`
+	Retired      Reading[Retired]     `json:"retired"`
+	InfoROM      Reading[string]      `json:"infoROM"`
+	InfoROMValid Reading[bool]        `json:"infoROMValid"`
+	Throttle     Reading[uint64]      `json:"throttle"`
+	Temperature  Reading[int]         `json:"temperature"`
+	Slowdown     Reading[int]         `json:"slowdown"`
+	Margin       Reading[int]         `json:"margin"`
+	Limits       Limits               `json:"limits"`
+	MemoryTemp   Reading[int]         `json:"memoryTemp"`
+	MemoryMax    Reading[int]         `json:"memoryMax"`
+	PowerLimit   Reading[uint64]      `json:"powerLimit"` // milliwatts, as all power
+	Persistence  Reading[bool]        `json:"persistence"`
+	ComputeMode  Reading[int]         `json:"computeMode"`
+	LinkCount    Reading[uint64]      `json:"linkCount"`
+	Links        []Link               `json:"links,omitempty"`
+	Fabric       Reading[Fabric]      `json:"fabric"`
+	Peers        []Peer               `json:"peers,omitempty"`
+	MIGMode      Reading[Pair]        `json:"migMode"`
+	Instances    Reading[Instances]   `json:"instances"`
+	MIGDevices   Reading[[]MIGDevice] `json:"migDevices"`
+	Processes    Reading[[]Process]   `json:"processes"`
+	// Unlisted are the kinds of processes that the driver lists on no GPU of
+	// this kind.
+	Unlisted   []string           `json:"unlisted,omitempty"`
+	Memory     Reading[Memory]    `json:"memory"`
+	GSPVersion Reading[string]    `json:"gspVersion"`
+	GSPEnabled Reading[bool]      `json:"gspEnabled"`
+	C2C        Reading[bool]      `json:"c2c"`
+	C2CLinks   Reading[[]C2CLink] `json:"c2cLinks"`
+	C2CErrors  Reading[uint64]    `json:"c2cErrors"`
+}
+
+// MIGOn reports whether the GPU is in MIG mode now.
+func (d *Device) MIGOn() bool { return d.MIGMode.OK() && d.MIGMode.Value.Current == 1 }
+
+// CUDADevices are the UUIDs of what CUDA can use of the GPU, as far as they
+// were read: the GPU itself, or its MIG devices.
+func (d *Device) CUDADevices() []string {
+	var out []string
+	switch {
+	case d.MIGOn():
+		for _, m := range d.MIGDevices.Value {
+			out = append(out, m.UUID)
+		}
+	case d.UUID.OK():
+		out = append(out, d.UUID.Value)
+	}
+	return out
 }
 
 // Remap is the state of memory row remapping.
@@ -149,6 +175,22 @@ type Remap struct {
 	Uncorrectable int  `json:"uncorrectable"`
 	Pending       bool `json:"pending,omitempty"`
 	Failure       bool `json:"failure,omitempty"`
+}
+
+// Limits are temperatures as margins to the one at which the GPU begins to slow
+// down: those of a shutdown and a slowdown lie below 0.
+type Limits struct {
+	Shutdown Reading[int] `json:"shutdown"`
+	Slowdown Reading[int] `json:"slowdown"`
+	Memory   Reading[int] `json:"memory"`
+	GPU      Reading[int] `json:"gpu"`
+}
+
+// C2CLink is one link between the chips of a Grace system; Bandwidth is the
+// most it can do, in MB/s.
+type C2CLink struct {
+	Up        Reading[bool]   `json:"up"`
+	Bandwidth Reading[uint64] `json:"bandwidth"`
 }
 
 // Retired counts memory pages taken out of use, by cause.
@@ -160,7 +202,6 @@ type Retired struct {
 // Link is one NVLink.
 type Link struct {
 	Up       Reading[bool]   `json:"up"`
-	Remote   Reading[int]    `json:"remote"`
 	Speed    Reading[uint64] `json:"speed"` // MB/s
 	Replay   Reading[uint64] `json:"replay"`
 	Recovery Reading[uint64] `json:"recovery"`
@@ -200,14 +241,14 @@ type Peer struct {
 // Instances are the MIG GPU instances of a device.
 type Instances []Instance
 
-// Instance is one GPU instance with the number of its compute instances.
+// Instance is one GPU instance; Compute are the profiles of its compute
+// instances: its own when one has all of it, else a part like 1c.3g.40gb.
 type Instance struct {
-	Profile   string `json:"profile"`
-	ProfileID int    `json:"profileID"`
-	ID        int    `json:"id"`
-	Start     int    `json:"start"`
-	Size      int    `json:"size"`
-	Compute   int    `json:"compute"`
+	Profile string   `json:"profile"`
+	ID      int      `json:"id"`
+	Start   int      `json:"start"`
+	Size    int      `json:"size"`
+	Compute []string `json:"compute,omitempty"`
 }
 
 // MIGDevice is what CUDA sees of a MIG-enabled GPU.

@@ -30,7 +30,6 @@ func take() Snapshot {
 	lib, code := open()
 	s := Snapshot{Init: code}
 	if code != Success {
-		s.InitError = code.String()
 		return s
 	}
 	defer lib.Shutdown()
@@ -94,7 +93,14 @@ func (d device) read(to *Device) {
 }
 
 func (d device) identity(to *Device) {
-	to.UUID = get(d, d.GetUUID, "nvmlDeviceGetUUID")
+	to.UUID = get(d, func() (string, gonvml.Return) {
+		uuid, ret := d.GetUUID()
+		// A GPU is known by its UUID in all that follows: none is no answer.
+		if ret == gonvml.SUCCESS && uuid == "" {
+			ret = gonvml.ERROR_UNKNOWN
+		}
+		return uuid, ret
+	}, "nvmlDeviceGetUUID")
 	to.Serial = get(d, d.GetSerial, "nvmlDeviceGetSerial")
 	to.Name = get(d, d.GetName, "nvmlDeviceGetName")
 	to.VBIOS = get(d, d.GetVbiosVersion, "nvmlDeviceGetVbiosVersion")

@@ -82,6 +82,57 @@ func TestTheWatchSeesWhatHappensWhileItRuns(t *testing.T) {
 	require.Equal(t, uint64(8), o.Devices[0].Reasons)
 }
 
+func TestAListOfProcessesThatFailsIsNoEmptyList(t *testing.T) {
+	h := fakes.NewHost(t)
+	for _, kind := range []string{"Compute", "Graphics", "MPSCompute"} {
+		function := "gpu.0.fail.nvmlDeviceGet" + kind + "RunningProcesses"
+		require.NoError(t, h.Set("gpus", "1", function, "999"))
+		s, err := Take(context.Background(), time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, Unknown, s.Devices[0].Processes.Code, kind)
+		require.NoError(t, h.Set(function, ""))
+	}
+	require.NoError(t, h.Set("gpu.0.processes.mps", "unsupported"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.True(t, s.Devices[0].Processes.OK())
+	require.Equal(t, []string{"mps"}, s.Devices[0].Unlisted)
+}
+
+func TestThermalLimitsAndChipLinksAreReadByTheirFields(t *testing.T) {
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set("gpus", "2", "gpu.1.field.170", "2", "gpu.1.field.171.0", "1", "gpu.1.field.171.1", "0", "gpu.1.field.172", "45000"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, NotSupported, s.Devices[0].C2CLinks.Code)
+	d := s.Devices[1]
+	require.Equal(t, -2, d.Limits.Slowdown.Value, "signed")
+	require.Equal(t, -8, d.Limits.Shutdown.Value)
+	require.True(t, d.Limits.GPU.OK() && d.Limits.Memory.OK())
+	require.Len(t, d.C2CLinks.Value, 2)
+	require.True(t, d.C2CLinks.Value[0].Up.Value)
+	require.True(t, d.C2CLinks.Value[1].Up.OK() && !d.C2CLinks.Value[1].Up.Value)
+	require.Equal(t, uint64(45000), d.C2CLinks.Value[1].Bandwidth.Value)
+}
+
+func TestOneGPUThatRefusesItsEventsLeavesTheOthersHeard(t *testing.T) {
+	for _, function := range []string{"nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"} {
+		t.Run(function, func(t *testing.T) {
+			h := fakes.NewHost(t)
+			require.NoError(t, h.Set("gpus", "3", "gpu.1.fail."+function, "999", "gpu.2.event", "8:79"))
+			stop := make(chan struct{})
+			timer := time.AfterFunc(time.Second, func() { close(stop) })
+			defer timer.Stop()
+			o, err := Watch(context.Background(), time.Minute, stop)
+			require.NoError(t, err)
+			require.Equal(t, []LiveXid{{UUID: h.UUID(2), Kind: "xid", Xid: 79}}, o.Xids)
+			require.True(t, o.Events.OK())
+			require.True(t, o.Devices[0].Events.OK() && o.Devices[2].Events.OK())
+			require.Equal(t, Unknown, o.Devices[1].Events.Code)
+		})
+	}
+}
+
 func TestACounterThatFellWasReset(t *testing.T) {
 	require.Equal(t, uint64(2), Growth(3, 5))
 	require.Equal(t, uint64(4), Growth(9, 4))

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -29,7 +30,7 @@ type Observation struct {
 	Init    Code          `json:"init"`
 	Took    time.Duration `json:"took"`
 	Samples int           `json:"samples"`
-	// Events is the answer to the registration for events.
+	// Events is the answer of the set of events as a whole; each GPU has its own.
 	Events  Reading[bool] `json:"events"`
 	Xids    []LiveXid     `json:"xids,omitempty"`
 	Devices []Watched     `json:"devices"`
@@ -46,10 +47,14 @@ type LiveXid struct {
 // Watched is one GPU over the time of the observation.
 type Watched struct {
 	UUID string `json:"uuid"`
+	// Events is the answer to the registration of this GPU.
+	Events Reading[bool] `json:"events"`
 	// PCIeGen holds the fastest generation seen, with the greatest possible.
 	PCIeGen Reading[Pair] `json:"pcieGen"`
-	// Throttled counts the samples with a harmful reason; Reasons joins them.
+	// Throttled counts the samples with a harmful reason, Unread those in which
+	// the driver gave none; Reasons joins them.
 	Throttled int             `json:"throttled"`
+	Unread    int             `json:"unread,omitempty"`
 	Reasons   uint64          `json:"reasons,omitempty"`
 	Replays   Reading[uint64] `json:"replays"` // growth
 	CRC       Reading[uint64] `json:"crc"`     // growth over all links
@@ -106,35 +111,48 @@ func (o *Observation) begin(lib library) ([]device, gonvml.EventSet) {
 		}
 		d := device{Device: h.Value, library: lib, scope: gpuScope(i)}
 		w := Watched{UUID: get(d, d.GetUUID, "nvmlDeviceGetUUID").Value, replay: d.replay(), crcStart: d.crc()}
+		if w.Events = o.Events; set.OK() {
+			w.Events = d.register(set.Value)
+		}
 		devices, o.Devices = append(devices, d), append(o.Devices, w)
-		if !set.OK() {
-			continue
-		}
-		kinds := get(d, d.GetSupportedEventTypes, "nvmlDeviceGetSupportedEventTypes")
-		const wanted = gonvml.EventTypeXidCriticalError | gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuRecoveryAction
-		r := get(d, func() (bool, gonvml.Return) {
-			return true, d.RegisterEvents(kinds.Value&wanted, set.Value)
-		}, "nvmlDeviceRegisterEvents")
-		if !kinds.OK() {
-			r.Code, r.Missing = kinds.Code, kinds.Missing
-		}
-		if !r.OK() {
-			o.Events = r
-		}
 	}
 	return devices, set.Value
 }
 
+// register asks for those events that the GPU supports.
+func (d device) register(set gonvml.EventSet) Reading[bool] {
+	const wanted = gonvml.EventTypeXidCriticalError | gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuRecoveryAction
+	kinds := get(d, d.GetSupportedEventTypes, "nvmlDeviceGetSupportedEventTypes")
+	switch {
+	case !kinds.OK():
+		return Reading[bool]{Code: kinds.Code, Missing: kinds.Missing}
+	case kinds.Value&wanted == 0:
+		return Reading[bool]{Code: NotSupported}
+	}
+	return get(d, func() (bool, gonvml.Return) { return true, d.RegisterEvents(kinds.Value&wanted, set) }, "nvmlDeviceRegisterEvents")
+}
+
+// listens reports whether a GPU is registered: one that is not takes no event
+// from the others.
+func (o *Observation) listens() bool {
+	return slices.ContainsFunc(o.Devices, func(w Watched) bool { return w.Events.OK() })
+}
+
 // wait takes one event, or lets a moment pass.
 func (o *Observation) wait(lib library, set gonvml.EventSet) {
-	if !o.Events.OK() || lib.has("nvmlEventSetWait_v2", "nvmlEventSetWait") != "" {
+	if missing := lib.has("nvmlEventSetWait_v2", "nvmlEventSetWait"); missing != "" {
+		o.Events = Reading[bool]{Missing: missing}
+	}
+	if o.Events.Missing != "" || !o.listens() {
 		<-time.After(eventWait)
 		return
 	}
 	e, ret := set.Wait(uint32(eventWait.Milliseconds()))
 	if ret != gonvml.SUCCESS {
 		if ret != gonvml.ERROR_TIMEOUT {
+			// Said, and tried again: a lost GPU must not deafen us to the others.
 			o.Events = Reading[bool]{Code: Code(ret)}
+			<-time.After(eventWait)
 		}
 		return
 	}
@@ -160,7 +178,12 @@ func (o *Observation) sample(devices []device) {
 		if gen := d.pcieGeneration(); !w.PCIeGen.OK() || o.Samples == 1 || gen.OK() && gen.Value.Current > w.PCIeGen.Value.Current {
 			w.PCIeGen = gen
 		}
-		if bits := d.throttle().Value & HarmfulReasons; bits != 0 {
+		reasons := d.throttle()
+		bits := reasons.Value & HarmfulReasons
+		switch {
+		case !reasons.OK():
+			w.Unread++
+		case bits != 0:
 			w.Throttled++
 			w.Reasons |= bits
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,6 +120,16 @@ func (s *study) timed(name string, do func()) time.Duration {
 // quickGoal is the time of a quick check of one GPU, in seconds.
 const quickGoal = 3
 
+// oneGPU names the figure that quickGoal is for. The GPUs of a host are checked
+// at the same time, so that of several is no less than that of one, and is not
+// divided by their number.
+func oneGPU(n int) string {
+	if n == 1 {
+		return "quick check of one GPU"
+	}
+	return fmt.Sprintf("quick check of one GPU, at most: of %d at the same time", n)
+}
+
 // validate runs both levels against a baseline of the same GPUs.
 func (s *study) validate(ctx context.Context, a *agent.Agent) error {
 	var baseline gpu.Baseline
@@ -137,8 +148,8 @@ func (s *study) validate(ctx context.Context, a *agent.Agent) error {
 		if err != nil {
 			return fmt.Errorf("%s check: %w", name, err)
 		}
-		if n := len(s.snapshot.Devices); name == gpu.Quick {
-			s.figures = append(s.figures, figure{"quick check of one GPU", took.Seconds() / float64(n), "s", quickGoal})
+		if name == gpu.Quick {
+			s.figures = append(s.figures, figure{oneGPU(len(s.snapshot.Devices)), took.Seconds(), "s", quickGoal})
 		}
 		s.levels = append(s.levels, l)
 	}
@@ -151,7 +162,7 @@ func (s *study) probe(ctx context.Context) error {
 		devices := []string{d.UUID.Value}
 		if d.MIGMode.OK() && d.MIGMode.Value.Current == 1 {
 			devices = nil
-			for _, m := range d.MIGDevices {
+			for _, m := range d.MIGDevices.Value {
 				devices = append(devices, m.UUID)
 			}
 		}
@@ -189,18 +200,24 @@ func (s *study) plan(ctx context.Context, setters agent.Setters) error {
 	defer os.RemoveAll(dir)
 	migCommand := func() *cobra.Command { return mig.Command(setters, setters.Reset) }
 	vgpuCommand := func() *cobra.Command { return vgpu.Command(setters, func(string) vgpu.Writer { return setters }) }
+	const same = "mig plan, the layout as found"
 	type entry = map[string]any
+	present, unknown := asFound(found)
 	for _, c := range []struct {
 		what, key string
 		command   func() *cobra.Command
 		entries   []entry
 		idle      bool
 	}{
-		{"mig plan, the layout as found", "mig-configs", migCommand, asFound(found), true},
+		{same, "mig-configs", migCommand, present, true},
 		{"mig plan, MIG off", "mig-configs", migCommand, []entry{{"devices": "all", "mig-enabled": false}}, false},
 		{"mig plan, MIG on with the smallest instances", "mig-configs", migCommand, []entry{{"devices": "all", "mig-enabled": true, "mig-devices": smallest(found)}}, false},
 		{"vgpu plan, no virtual GPUs", "vgpu-configs", vgpuCommand, []entry{{"devices": "all", "vgpu-devices": entry{}}}, false},
 	} {
+		if c.what == same && unknown != nil { // a problem of its own, and the rest goes on
+			s.plans = append(s.plans, plan{what: c.what, code: setup.ExitError, text: unknown.Error() + "\n"})
+			continue
+		}
 		text, err := yaml.Marshal(entry{"version": "v1", c.key: entry{"test": c.entries}})
 		if err != nil {
 			return err
@@ -216,8 +233,16 @@ func (s *study) plan(ctx context.Context, setters agent.Setters) error {
 	return nil
 }
 
+func offered(g nvml.MIGGPU) string {
+	var names []string
+	for _, p := range g.Profiles {
+		names = append(names, fmt.Sprintf("%d (%s)", p.ID, p.Name))
+	}
+	return strings.Join(names, ", ")
+}
+
 // asFound declares what is there.
-func asFound(found nvml.MIGHost) []map[string]any {
+func asFound(found nvml.MIGHost) ([]map[string]any, error) {
 	var entries []map[string]any
 	for _, g := range found.GPUs {
 		e := map[string]any{"devices": []int{g.Index}, "mig-enabled": g.Current}
@@ -225,6 +250,9 @@ func asFound(found nvml.MIGHost) []map[string]any {
 			devices := map[string]int{}
 			for _, i := range g.Instances {
 				at := slices.IndexFunc(g.Profiles, func(p nvml.MIGProfile) bool { return p.ID == i.ProfileID })
+				if at < 0 {
+					return nil, fmt.Errorf("GPU %s: GPU instance %d has profile %d, which is none that this GPU offers: %s", g.UUID, i.ID, i.ProfileID, offered(g))
+				}
 				for _, c := range i.Compute {
 					devices[g.Profiles[at].Compute[c.Slices]]++
 				}
@@ -233,7 +261,7 @@ func asFound(found nvml.MIGHost) []map[string]any {
 		}
 		entries = append(entries, e)
 	}
-	return entries
+	return entries, nil
 }
 
 // smallest asks for one instance of the smallest profile, where the driver

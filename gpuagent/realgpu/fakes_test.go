@@ -1,8 +1,10 @@
 package realgpu
 
 import (
+	"context"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/agent"
 	"github.com/refit-run/refit/gpuagent/check"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host"
@@ -96,7 +99,35 @@ func TestInstancesAsFoundNeedNothing(t *testing.T) {
 	require.Empty(t, s.problems())
 	require.Len(t, s.probes, 2)
 	require.Contains(t, s.page(), "MIG device 0.1")
-	require.Contains(t, s.page(), "3g.40gb (id 1) at 4 with 1 compute instances")
+	require.Contains(t, s.page(), "3g.40gb (id 1) at 4 with compute instances [3g.40gb]")
+}
+
+// newer reads a GPU with an instance of a profile that the agent does not know.
+type newer struct{ agent.Setters }
+
+func (n newer) ReadMIG(ctx context.Context) (nvml.MIGHost, error) {
+	h, err := n.Setters.ReadMIG(ctx)
+	h.GPUs[0].Current, h.GPUs[0].Pending = true, true
+	h.GPUs[0].Instances = []nvml.MIGInstance{{ID: 3, ProfileID: 99, Compute: []nvml.MIGComputeInstance{{Slices: 1}}}}
+	return h, err
+}
+
+func TestAnInstanceOfAnUnknownProfileIsAProblemAndTheOtherPlansAreMade(t *testing.T) {
+	h, tree := cards(t, "model", "h100")
+	s := &study{}
+	require.NoError(t, s.plan(t.Context(), newer{agent.Refusing(agent.NewSetters(tree.Root))}))
+	require.Len(t, s.plans, 4)
+	require.Len(t, s.problems(), 1)
+	require.Contains(t, s.problems()[0], "the layout as found ended with 1: GPU "+h.UUID(0)+": GPU instance 3 has profile 99, which is none that this GPU offers: 19 (1g.10gb)")
+}
+
+func TestTheTimeOfSeveralGPUsIsNamedAsThatAndNotDivided(t *testing.T) {
+	cards(t, "gpus", "2")
+	s := found(t)
+	at := slices.IndexFunc(s.figures, func(f figure) bool { return f.goal == quickGoal })
+	require.Equal(t, "quick check of one GPU, at most: of 2 at the same time", s.figures[at].name)
+	whole := slices.IndexFunc(s.figures, func(f figure) bool { return f.name == "quick check of the host" })
+	require.Equal(t, s.figures[whole].value, s.figures[at].value)
 }
 
 func TestAFaultOfTheCardIsAProblemAndStillOnThePage(t *testing.T) {

@@ -171,7 +171,7 @@ func capability(probes []cuda.Result) string {
 func (s *study) anonymous() *strings.Replacer {
 	var pairs []string
 	for i, d := range s.snapshot.Devices {
-		for n, m := range d.MIGDevices {
+		for n, m := range d.MIGDevices.Value {
 			pairs = append(pairs, m.UUID, fmt.Sprintf("MIG device %d.%d", i, n))
 		}
 		// Some texts say GPU before the UUID.

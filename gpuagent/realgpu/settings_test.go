@@ -40,7 +40,7 @@ func describe(i nvml.Instances) string {
 	}
 	text := ""
 	for _, one := range i {
-		text += fmt.Sprintf("%s (id %d) at %d with %d compute instances; ", one.Profile, one.ID, one.Start, one.Compute)
+		text += fmt.Sprintf("%s (id %d) at %d with compute instances %v; ", one.Profile, one.ID, one.Start, one.Compute)
 	}
 	return text
 }

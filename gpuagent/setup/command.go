@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/refit-run/refit/gpuagent/host"
 )
 
 // Kind is one kind of set-up as a person at the host drives it.
@@ -67,17 +69,10 @@ type flags struct {
 	exitCode                  bool
 }
 
-// rootVariable names the host's root as the agent's container mounts it.
-const rootVariable = "REFIT_HOST_ROOT"
-
 func (f *flags) bind(c *cobra.Command, planned bool) {
-	root := os.Getenv(rootVariable)
-	if root == "" {
-		root = "/"
-	}
 	c.Flags().StringVarP(&f.file, "file", "f", "", "file with the declared layouts")
 	c.Flags().StringVar(&f.label, "label", "", "layout in the file; may be left out where there is one")
-	c.Flags().StringVar(&f.root, "root", root, "root of the host ("+rootVariable+")")
+	c.Flags().StringVar(&f.root, "root", host.New().Root, "root of the host ("+host.RootVariable+")")
 	c.Flags().StringVarP(&f.output, "output", "o", "table", "table or json")
 	if planned {
 		c.Flags().BoolVar(&f.exitCode, "exit-code", false, "end with 7 when there is something to do")
@@ -114,14 +109,4 @@ func (f *flags) finish(c *cobra.Command, r Report, planned bool, err error) erro
 		return &Exit{Code: ExitChanges}
 	}
 	return nil
-}
-
-// Locked runs a set-up while no other one works on this host.
-func Locked(ctx context.Context, root string, do func(ctx context.Context) (Report, error)) (Report, error) {
-	unlock, err := Lock(root)
-	if err != nil {
-		return Report{}, err
-	}
-	defer unlock()
-	return do(ctx)
 }

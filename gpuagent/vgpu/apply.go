@@ -28,19 +28,17 @@ type Applier struct {
 	Progress func(step string)
 }
 
-// observe plans anew from what NVML said and the tree says now.
-func (a Applier) observe(told nvml.VGPUHost, entries []Entry, o Options) ([]GPUPlan, error) {
-	h, err := Read(a.Root, told)
-	if err != nil {
-		return nil, &setup.Failure{Class: setup.Retry, Object: "vGPU state of the host", Found: err.Error()}
-	}
-	return Plan(entries, h, o)
-}
-
 func (a Applier) ask(ctx context.Context) (nvml.VGPUHost, error) {
 	told, err := a.Driver.ReadVGPU(ctx)
-	return told, setup.Explain(err, "vGPU state of the host")
+	return told, setup.Explain(err, stateOfHost)
 }
+
+func (a Applier) read(ctx context.Context, told nvml.VGPUHost) (Host, error) {
+	h, err := Read(ctx, a.Root, told)
+	return h, setup.Explain(err, stateOfHost)
+}
+
+const stateOfHost = "vGPU state of the host"
 
 // Preview is what Apply would do now. A GPU that is busy is an error of class
 // Wait, beside the report.
@@ -50,7 +48,11 @@ func (a Applier) Preview(ctx context.Context, entries []Entry, o Options) (setup
 	if err != nil {
 		return r, err
 	}
-	plans, err := a.observe(told, entries, o)
+	h, err := a.read(ctx, told)
+	if err != nil {
+		return r, err
+	}
+	plans, err := Plan(entries, h, o)
 	if err != nil {
 		return r, err
 	}
@@ -103,11 +105,15 @@ func (a Applier) Apply(ctx context.Context, entries []Entry, o Options) (setup.R
 	if err != nil {
 		return r, err
 	}
+	h, err := a.read(ctx, told)
+	if err != nil {
+		return r, err
+	}
 	for range stepsPerHost {
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
-		plans, err := a.observe(told, entries, o)
+		plans, err := Plan(entries, h, o)
 		if err != nil {
 			return r, err
 		}
@@ -133,7 +139,10 @@ func (a Applier) Apply(ctx context.Context, entries []Entry, o Options) (setup.R
 				return r, err
 			}
 		}
-		if err := a.prove(told, p, s); err != nil {
+		if h, err = a.read(ctx, told); err != nil {
+			return r, err
+		}
+		if err := prove(h, p, s); err != nil {
 			return r, err
 		}
 	}
@@ -167,20 +176,20 @@ func (a Applier) act(ctx context.Context, p GPUPlan, s Step) error {
 		err = a.Writer.EnableVFs(ctx, p.GPU.PCI)
 	case Release:
 		if mdev {
-			if err = a.Writer.Write(mdevDevices+"/"+act.Device+"/remove", "1"); errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
+			if err = a.Writer.Write(ctx, mdevDevices+"/"+act.Device+"/remove", "1"); errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
 				err = nil
 			}
 		} else {
-			err = a.Writer.Write(vendorFile(act.Slot), "0")
+			err = a.Writer.Write(ctx, vendorFile(act.Slot), "0")
 		}
 	case Create:
 		if mdev {
 			path := fmt.Sprintf("%s/%s/mdev_supported_types/%s/create", mdevBus, act.Slot, act.Type.ID)
-			if err = a.Writer.Write(path, act.Device); errors.Is(err, syscall.EEXIST) {
+			if err = a.Writer.Write(ctx, path, act.Device); errors.Is(err, syscall.EEXIST) {
 				err = nil
 			}
 		} else {
-			err = a.Writer.Write(vendorFile(act.Slot), act.Type.ID)
+			err = a.Writer.Write(ctx, vendorFile(act.Slot), act.Type.ID)
 		}
 	}
 	if err != nil {
@@ -193,11 +202,7 @@ func vendorFile(vf string) string { return pciDevices + "/" + vf + "/nvidia/curr
 
 // prove looks whether a step had its effect: a write that the kernel took
 // without doing it would be taken for ever.
-func (a Applier) prove(told nvml.VGPUHost, p GPUPlan, s Step) error {
-	h, err := Read(a.Root, told)
-	if err != nil {
-		return &setup.Failure{Class: setup.Retry, Object: "vGPU state of the host", Found: err.Error()}
-	}
+func prove(h Host, p GPUPlan, s Step) error {
 	for _, g := range h.GPUs {
 		if g.UUID == p.GPU.UUID && s.Act.done(g) {
 			return nil

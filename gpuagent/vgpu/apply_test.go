@@ -3,8 +3,8 @@ package vgpu
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -162,7 +162,7 @@ func TestWhatTheKernelAnswersIsTold(t *testing.T) {
 		"driver unloaded":     {Vendor, "current_vgpu_type", syscall.ENOENT, setup.Stop, "plan again"},
 		"mdev busy":           {MDev, "create", syscall.EBUSY, setup.Wait, "virtual machine"},
 		"mdev refused":        {MDev, "create", syscall.EINVAL, setup.Stop, "does not take this type"},
-		"sriov-manage failed": {MDev, "sriov-manage", errors.New("exit status 1"), setup.Stop, "exit status 1"},
+		"sriov-manage failed": {MDev, "sriov-manage", exec.Command("false").Run(), setup.Stop, "exit status 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, _ := newKernel(t, c.framework, 4)
@@ -206,11 +206,11 @@ func TestWhatTheKernelAnswersIsTold(t *testing.T) {
 // caller sees whose first reply was lost.
 type twice struct{ *kernel }
 
-func (w twice) Write(path, value string) error {
-	if err := w.kernel.Write(path, value); err != nil {
+func (w twice) Write(ctx context.Context, path, value string) error {
+	if err := w.kernel.Write(ctx, path, value); err != nil {
 		return err
 	}
-	return w.kernel.Write(path, value)
+	return w.kernel.Write(ctx, path, value)
 }
 
 func TestAnAgentKilledAtAnyStepIsFinishedByTheNextRun(t *testing.T) {
@@ -312,16 +312,6 @@ func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
 	require.Equal(t, []string{"switch its 4 virtual functions on", "create 2 x H100-40C on them"}, done(r))
 	_, err = a.Apply(t.Context(), entry(map[string]int{"H100-40C": 2}), node)
 	require.ErrorIs(t, err, setup.ErrRefused)
-}
-
-func TestTheRealWriterNeverMakesAFile(t *testing.T) {
-	root := t.TempDir()
-	require.ErrorIs(t, Sysfs{root}.Write("sys/none", "1"), os.ErrNotExist)
-	require.NoError(t, os.WriteFile(filepath.Join(root, "there"), []byte("0"), 0o600))
-	require.NoError(t, Sysfs{root}.Write("there", "1"))
-	text, err := os.ReadFile(filepath.Join(root, "there"))
-	require.NoError(t, err)
-	require.Equal(t, "1", string(text))
 }
 
 func TestThePlanCommandShowsWhatWouldBeDone(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
@@ -92,6 +93,11 @@ func (p *GPUPlan) plan(h Host, o Options) error {
 		}
 		return setup.Bad("GPU "+g.PCI, "a vGPU host driver", "none: the GPU is not in host vGPU mode", "install NVIDIA's vGPU manager, or leave this GPU out of the layout")
 	}
+	if len(p.want) > 0 {
+		if err := p.manager(h.Manager); err != nil {
+			return err
+		}
+	}
 	if err := p.possible(); err != nil {
 		return err
 	}
@@ -120,11 +126,38 @@ func (p *GPUPlan) block(expected, found, why, next string) {
 	p.Blocked = &setup.Failure{Class: setup.Wait, Object: "GPU " + p.GPU.PCI, Expected: expected, Found: found, Why: why, Next: next}
 }
 
+// manager refuses to make virtual GPUs that nobody would serve: without its
+// modules and units a write may hang, or make what no machine can start with.
+func (p *GPUPlan) manager(m host.VGPUManager) error {
+	modules := []string{"nvidia"}
+	if p.GPU.Framework == MDev {
+		modules = append(modules, "nvidia_vgpu_vfio")
+	}
+	stopped := func(expected, found, next string) error {
+		return &setup.Failure{Class: setup.Stop, Object: "vGPU manager of GPU " + p.GPU.PCI, Expected: expected, Found: found, Next: next}
+	}
+	for _, name := range modules {
+		if m.ModulesVisible && !slices.Contains(m.Modules, name) {
+			return stopped("module "+name, "it is not loaded", "load it (modprobe "+name+"); it comes with NVIDIA's vGPU manager")
+		}
+	}
+	if m.Mgr.Visible && !m.Mgr.Active {
+		return stopped("service "+host.VGPUMgr, "no process of it", "start it (systemctl start "+host.VGPUMgr+"), and look at its log when it does not stay")
+	}
+	if m.Daemon.Visible && !m.Daemon.Active {
+		p.Notes = append(p.Notes, fmt.Sprintf("GPU %s: no process of %s; where it has failed, rather than ended, types are missing", p.GPU.PCI, host.VGPUDaemon))
+	}
+	if !m.ModulesVisible || !m.Mgr.Visible {
+		p.Notes = append(p.Notes, fmt.Sprintf("GPU %s: whether the vGPU manager is loaded and at work is not visible here", p.GPU.PCI))
+	}
+	return nil
+}
+
 // possible refuses what this GPU can never be.
 func (p *GPUPlan) possible() error {
 	g := p.GPU
 	if len(p.want) > 0 && g.Framework == "" {
-		return p.bad("mdev or vendor VFIO", "neither", "check the vGPU manager's modules and units (nvidia-vgpud, nvidia-vgpu-mgr)")
+		return p.bad("mdev or vendor VFIO", "neither", "look at the log of the vGPU manager (nvidia-vgpud, nvidia-vgpu-mgr) and at the kernel's")
 	}
 	if g.TotalVFs > 0 && g.NumVFs > 0 && g.NumVFs < g.TotalVFs && len(p.want) > 0 {
 		return p.bad(fmt.Sprintf("sriov_numvfs %d or 0", g.TotalVFs), fmt.Sprint(g.NumVFs), "somebody has set another number: release its virtual functions, then go on")

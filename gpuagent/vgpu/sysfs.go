@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/refit-run/refit/gpuagent/child"
+	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/nvml"
 )
 
@@ -25,6 +27,8 @@ type Host struct {
 	// Blind: the open files of other processes cannot be seen, so that a
 	// function in use looks free.
 	Blind bool
+	// Manager is what of the vGPU manager is loaded and at work.
+	Manager host.VGPUManager
 }
 
 // GPU is one physical function.
@@ -60,12 +64,13 @@ type Device struct {
 	Open bool
 }
 
-// Read observes the tree under root; host is what NVML said.
-func Read(root string, host nvml.VGPUHost) (Host, error) {
+// observe reads the tree in the child that Read started.
+func observe(root string, told nvml.VGPUHost) (Host, error) {
 	t := tree{root: root}
-	var out Host
+	out := Host{Manager: host.Host{Root: root}.VGPUManager()}
+	child.Stage("the scan of %s", t.path("proc"))
 	out.Blind = t.scan()
-	for _, n := range host.GPUs {
+	for _, n := range told.GPUs {
 		g := GPU{VGPUGPU: n}
 		if g.Host {
 			if err := t.gpu(&g); err != nil {
@@ -99,7 +104,7 @@ const (
 
 func (t *tree) gpu(g *GPU) error {
 	pf := t.path(pciDevices, g.PCI)
-	if _, err := os.Stat(pf); err != nil {
+	if _, err := stat(pf); err != nil {
 		return fmt.Errorf("GPU %s: %w", g.PCI, err)
 	}
 	g.TotalVFs, g.NumVFs = number(filepath.Join(pf, "sriov_totalvfs")), number(filepath.Join(pf, "sriov_numvfs"))
@@ -145,7 +150,7 @@ func (t *tree) gpu(g *GPU) error {
 // mdev reads what an mdev parent can hold.
 func (t *tree) mdev(s *Slot) error {
 	dir := t.path(mdevBus, s.PCI, "mdev_supported_types")
-	ids, err := os.ReadDir(dir)
+	ids, err := list(dir)
 	if err != nil {
 		return fmt.Errorf("mdev types of %s: %w", s.PCI, err)
 	}
@@ -161,11 +166,11 @@ func (t *tree) mdev(s *Slot) error {
 
 // mdevs finds the mediated devices of a GPU's parents.
 func (t *tree) mdevs(g *GPU) error {
-	list, err := os.ReadDir(t.path(mdevDevices))
+	devices, err := list(t.path(mdevDevices))
 	if err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("mediated devices: %w", err)
 	}
-	for _, d := range list {
+	for _, d := range devices {
 		dir, err := filepath.EvalSymlinks(t.path(mdevDevices, d.Name()))
 		if os.IsNotExist(err) {
 			continue // removed meanwhile
@@ -194,11 +199,11 @@ func (t *tree) vendor(s *Slot, names map[uint32]string) error {
 	if err != nil {
 		return fmt.Errorf("vGPU type of %s: %w", s.PCI, err)
 	}
-	table, err := os.ReadFile(filepath.Join(dir, "nvidia/creatable_vgpu_types"))
+	table, err := text(filepath.Join(dir, "nvidia/creatable_vgpu_types"))
 	if err != nil {
 		return fmt.Errorf("creatable vGPU types of %s: %w", s.PCI, err)
 	}
-	s.Types = creatable(string(table))
+	s.Types = creatable(table)
 	if current == "0" {
 		return nil
 	}
@@ -225,19 +230,38 @@ func creatable(table string) []Type {
 	return out
 }
 
+// What follows touches the driver's files; each says so before, because the
+// driver may never answer.
+
+func stat(path string) (os.FileInfo, error) {
+	child.Stage("the look at %s", path)
+	return os.Stat(path)
+}
+
+func list(dir string) ([]os.DirEntry, error) {
+	child.Stage("the listing of %s", dir)
+	return os.ReadDir(dir)
+}
+
+func text(path string) (string, error) {
+	child.Stage("the read of %s", path)
+	b, err := os.ReadFile(path)
+	return string(b), err
+}
+
 func present(path string) bool {
-	_, err := os.Stat(path)
+	_, err := stat(path)
 	return err == nil
 }
 
 func line(path string) (string, error) {
-	b, err := os.ReadFile(path)
-	return strings.TrimSpace(string(b)), err
+	all, err := text(path)
+	return strings.TrimSpace(all), err
 }
 
 // number is 0 where there is no file or no number in it.
 func number(path string) int {
-	text, _ := line(path)
-	n, _ := strconv.Atoi(text)
+	digits, _ := line(path)
+	n, _ := strconv.Atoi(digits)
 	return n
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/nvml"
 )
 
@@ -62,7 +63,10 @@ func newKernel(t *testing.T, framework string, vfs int) (*kernel, *fakes.Host) {
 	k.file(k.device(k.pci)+"/vendor", "0x10de")
 	k.link(k.device(k.pci)+"/driver", "../../../bus/pci/drivers/nvidia")
 	k.link("sys/bus/pci/devices/"+k.pci, "../../../devices/pci/"+k.pci)
-	require.NoError(t, os.MkdirAll(k.path("proc"), 0o755))
+	k.file("proc/modules", "nvidia_vgpu_vfio 1 0 - Live 0x0\nnvidia 1 2 - Live 0x0")
+	for _, unit := range []string{host.VGPUDaemon, host.VGPUMgr} {
+		k.unit(unit, "4711")
+	}
 	if vfs == 0 {
 		require.NoError(t, h.Set("vgpu.sriov", "0"))
 		k.slot(k.pci)
@@ -80,6 +84,11 @@ func (k *kernel) vf(n int) string          { return fmt.Sprintf("%s.%d", strings
 func (k *kernel) file(path, text string) {
 	require.NoError(k.t, os.MkdirAll(filepath.Dir(k.path(path)), 0o755))
 	require.NoError(k.t, os.WriteFile(k.path(path), []byte(text+"\n"), 0o644))
+}
+
+// unit is a systemd unit with the processes named.
+func (k *kernel) unit(name, processes string) {
+	k.file("sys/fs/cgroup/system.slice/"+name+".service/cgroup.procs", processes)
 }
 
 func (k *kernel) link(path, target string) {
@@ -166,7 +175,7 @@ func (k *kernel) fault(path string) error {
 }
 
 // Write is a write to sysfs.
-func (k *kernel) Write(path, value string) error {
+func (k *kernel) Write(_ context.Context, path, value string) error {
 	k.writes = append(k.writes, path+"="+value)
 	if err := k.fault(path); err != nil || k.deaf {
 		return err

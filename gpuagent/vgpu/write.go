@@ -7,10 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
@@ -18,7 +18,7 @@ import (
 // Writer changes the host. Sysfs is the real one.
 type Writer interface {
 	// Write writes value to the file at path below the root.
-	Write(path, value string) error
+	Write(ctx context.Context, path, value string) error
 	// EnableVFs switches all virtual functions of a GPU on.
 	EnableVFs(ctx context.Context, pci string) error
 }
@@ -26,14 +26,9 @@ type Writer interface {
 // Sysfs writes under a root.
 type Sysfs struct{ Root string }
 
-// Write opens without creating: a file that is not there is an answer.
-func (s Sysfs) Write(path, value string) error {
-	f, err := os.OpenFile(filepath.Join(s.Root, path), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+// Write leaves a child that the driver holds behind, and names the file.
+func (s Sysfs) Write(ctx context.Context, path, value string) error {
+	return writeWithin(ctx, writeLimit, s.Root, path, value)
 }
 
 // manage is the vGPU manager's own tool: a direct write of sriov_numvfs is
@@ -45,17 +40,12 @@ const (
 
 // EnableVFs runs sriov-manage, in the host's root where that is not ours.
 func (s Sysfs) EnableVFs(ctx context.Context, pci string) error {
-	ctx, cancel := context.WithTimeout(ctx, manageLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, manage, "-e", pci)
+	command := []string{manage, "-e", pci}
 	if filepath.Clean(s.Root) != "/" {
-		cmd = exec.CommandContext(ctx, "chroot", s.Root, manage, "-e", pci)
+		command = append([]string{"chroot", s.Root}, command...)
 	}
-	out, err := setup.Output(ctx, cmd)
-	if err != nil {
-		return fmt.Errorf("%s -e %s: %w: %s", manage, pci, err, strings.TrimSpace(out))
-	}
-	return nil
+	_, err := child.Tool(ctx, manageLimit, command[0], command[1:]...)
+	return err
 }
 
 // ReadOnly is a Driver and a Writer that refuses every change: for hosts that
@@ -68,7 +58,7 @@ func (ReadOnly) ActVGPU(_ context.Context, a nvml.VGPUAct) (nvml.VGPUGPU, error)
 }
 
 // Write refuses.
-func (ReadOnly) Write(path, value string) error {
+func (ReadOnly) Write(_ context.Context, path, value string) error {
 	return fmt.Errorf("%w: write %q to %s: this run only reads", setup.ErrRefused, value, path)
 }
 
@@ -79,10 +69,13 @@ func (ReadOnly) EnableVFs(_ context.Context, pci string) error {
 
 // explain classes what a write ended with.
 func explain(err error, object string) error {
+	var errno syscall.Errno
+	var said *exec.ExitError
+	if !errors.As(err, &errno) && !errors.As(err, &said) {
+		return setup.Explain(err, object) // refused, or what became of the child
+	}
 	f := &setup.Failure{Class: setup.Stop, Object: object, Found: err.Error(), Cause: err}
 	switch {
-	case errors.Is(err, setup.ErrRefused):
-		return err
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EAGAIN):
 		f.Class, f.Next = setup.Wait, "stop the virtual machine that uses it, then go on"
 	case errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENOSPC):

@@ -121,7 +121,7 @@ func (r *run) execute(ctx workflow.Context) error {
 		stages = append(stages, stage.Stage{Name: "baseline", Purpose: "record the GPUs as they are", Skippable: true, Do: r.takeBaseline})
 	}
 	if p := r.in.Prepare; p != nil {
-		stages = append(stages, stage.Stage{Name: "prepare", Purpose: "bring MIG and vGPU to what is declared", Mutates: true, Section: true,
+		stages = append(stages, stage.Stage{Name: prepareStage, Purpose: "bring MIG and vGPU to what is declared", Mutates: true, Section: true,
 			Estimate: p.Limit.D(), Do: r.prepare})
 	}
 	stages = append(stages, stage.Stage{Name: "validate", Purpose: "prove that the GPUs compute", Do: r.validate})
@@ -182,8 +182,8 @@ func (r *run) giveBack() {
 		last("undo-cordon", "undo our cordon of", node.UncordonActivity)
 	case r.cordoned:
 		r.left = append(r.left, fmt.Sprintf(
-			"Node %[1]s stays cordoned, because the host is not proven: a run with cordon that proves it uncordons it; by hand it is kubectl uncordon %[1]s and kubectl annotate node %[1]s %[2]s-",
-			r.in.Node, node.CordonedBy))
+			"Node %[1]s stays cordoned, because the host is not proven: a run with cordon that proves it uncordons it; by hand it is kubectl uncordon %[1]s",
+			r.in.Node))
 	}
 	if r.held {
 		last("give-back", "give foreign automation back", node.GiveBackActivity)

@@ -215,7 +215,72 @@ func TestCancelInTheMiddleOfTheSetUpEndsItAndGivesTheNodeBack(t *testing.T) {
 	require.Empty(t, h.label)
 	require.Equal(t, "us", h.cordoned, "nothing has proven the host")
 	require.Len(t, r.LeftBehind, 1)
-	require.Contains(t, r.LeftBehind[0], "kubectl uncordon gpu-1 and kubectl annotate node gpu-1 refit.run/cordoned-by-")
+	require.Contains(t, r.LeftBehind[0], "by hand it is kubectl uncordon gpu-1")
+}
+
+// again parks a run at a bad verdict and lets a person answer retry an hour in:
+// the set-up of the second pass takes ten minutes, and f is called during it.
+func again(t *testing.T, h *host, f func(w *harness)) Result {
+	t.Helper()
+	h.verdict = gpu.Unfit
+	w := newHarness(t, h)
+	w.OnActivity(gpu.PrepareActivity, mock.Anything, mock.Anything).After(10 * time.Minute).Return(h.prepare)
+	w.at(time.Hour, func() {
+		w.waits("validate")
+		h.do(func() { h.layout = false })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	w.at(time.Hour+5*time.Minute, func() {
+		require.Equal(t, "prepare", w.status().Section)
+		f(w)
+	})
+	return w.run(input())
+}
+
+func TestWhatStopsARunWaitsForTheSetUpOfTheSecondPassToo(t *testing.T) {
+	for verb, stop := range map[string]func(*harness){
+		"cancel": func(w *harness) { w.CancelWorkflow() },
+		"abort":  func(w *harness) { w.SignalWorkflow(protocol.Abort, retry()) },
+	} {
+		t.Run(verb, func(t *testing.T) {
+			h := &host{}
+			r := again(t, h, func(w *harness) {
+				stop(w)
+				w.at(time.Minute, func() { require.Equal(t, protocol.Abort, w.status().Deferred) })
+			})
+			require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+			require.Equal(t, []string{"prepare", "validate", "prepare", "give back", "unlock"}, h.log[5:],
+				"what was begun was ended, and nothing after it was begun")
+			require.True(t, h.layout)
+			require.Equal(t, "us", h.cordoned)
+			require.Empty(t, h.label)
+		})
+	}
+}
+
+func TestTheSetUpOfTheSecondPassHeedsPauseAndWindows(t *testing.T) {
+	h := &host{verdict: gpu.Unfit}
+	in := input()
+	in.Windows = []window.Spec{{Opens: "0 0 * * *", Duration: window.Duration(4 * time.Hour)}}
+	w := newHarness(t, h)
+	w.SetStartTime(time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC))
+	w.at(5*time.Hour, func() {
+		w.waits("validate")
+		h.do(func() { h.verdict = "" })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	w.at(6*time.Hour, func() {
+		require.Equal(t, protocol.WaitWindow, w.status().WaitingFor.Kind)
+		h.do(func() { h.say("pause") })
+		w.SignalWorkflow(protocol.Pause, retry())
+	})
+	w.at(25*time.Hour, func() {
+		require.Equal(t, protocol.WaitPaused, w.status().WaitingFor.Kind)
+		h.do(func() { h.say("resume") })
+		w.SignalWorkflow(protocol.Resume, retry())
+	})
+	require.Equal(t, protocol.OutcomeDone, w.run(in).Outcome)
+	require.Equal(t, []string{"prepare", "validate", "pause", "resume", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log[5:])
 }
 
 func TestTheResultIsAReceiptWithThePlan(t *testing.T) {

@@ -13,6 +13,9 @@ import (
 	"github.com/refit-run/refit/workflows/stage"
 )
 
+// prepareStage is the stage whose section brings the host to what is declared.
+const prepareStage = "prepare"
+
 func (r *run) prepareRequest(planOnly bool) gpu.PrepareRequest {
 	p := r.in.Prepare
 	return gpu.PrepareRequest{Node: r.in.Node, MIG: p.MIG, VGPU: p.VGPU, PlanOnly: planOnly, Deadline: p.Limit.D()}
@@ -129,9 +132,11 @@ func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
 
 func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
 	// A person who repairs the host most likely reboots it, which takes MIG
-	// instances and vGPUs away: bring them back before it is judged again.
+	// instances and vGPUs away: bring them back before it is judged again. It
+	// is the section of the stage prepare once more.
 	if r.out.Validation != nil && r.in.Prepare != nil {
-		if err := r.prepare(ctx, s); err != nil {
+		err := s.Section(ctx, prepareStage, r.in.Prepare.Limit.D(), func(ctx workflow.Context) error { return r.prepare(ctx, s) })
+		if err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/sdk/client"
-	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
@@ -23,7 +21,7 @@ import (
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
-	"github.com/refit-run/refit/tests/freeport"
+	"github.com/refit-run/refit/gpuagent/temporaltest"
 )
 
 // actAsAgent makes the test binary the agent, so that it can be killed.
@@ -38,6 +36,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(actAsAgent) != "" {
 		main()
 		return
+	}
+	if request := os.Getenv(actAsPreparer); request != "" {
+		os.Exit(prepareOnce(request))
 	}
 	os.Exit(m.Run())
 }
@@ -211,12 +212,11 @@ func TestAnAgentOnAHostWithoutADriverServes(t *testing.T) {
 // and points agents at it.
 func temporalWith(t *testing.T) client.Client {
 	t.Helper()
-	server := temporalBinary()
+	server := temporaltest.Binary()
 	if server == "" {
-		t.Skip("no Temporal CLI: make it with `make build`, or name it in REFIT_TEST_TEMPORAL")
+		t.Skip(temporaltest.Missing)
 	}
-	address := startServer(t, server)
-	c := dial(t, address)
+	address, c := temporaltest.Start(t, server)
 	w := worker.New(c, "test", worker.Options{})
 	w.RegisterWorkflowWithOptions(validate, workflow.RegisterOptions{Name: "validate"})
 	require.NoError(t, w.Start())
@@ -282,39 +282,4 @@ func alive(pid int) bool {
 	}
 	state := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])[0]
 	return string(state) != "Z" && string(state) != "X"
-}
-
-func startServer(t *testing.T, binary string) string {
-	t.Helper()
-	ports, err := freeport.Get(2)
-	require.NoError(t, err)
-	port, ui := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
-	server := exec.Command(binary, "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port, "--http-port", ui, "--log-level", "never")
-	require.NoError(t, server.Start())
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	})
-	return "127.0.0.1:" + port
-}
-
-func dial(t *testing.T, address string) client.Client {
-	t.Helper()
-	var c client.Client
-	require.Eventually(t, func() bool {
-		var err error
-		c, err = client.Dial(client.Options{HostPort: address, Logger: log.NewStructuredLogger(slog.New(slog.DiscardHandler))})
-		return err == nil
-	}, time.Minute, 50*time.Millisecond)
-	t.Cleanup(c.Close)
-	return c
-}
-
-func temporalBinary() string {
-	for _, path := range []string{os.Getenv("REFIT_TEST_TEMPORAL"), filepath.Join("..", "..", "..", "bin", "temporal")} {
-		if _, err := os.Stat(path); path != "" && err == nil {
-			return path
-		}
-	}
-	return ""
 }
