@@ -90,7 +90,8 @@ E2E := $(GO) test $(GOFLAGS_BUILD) -count=1 -parallel 2
 race: $(BIN)/testreport ## the race detector on what is concurrent
 	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test -race -- $(RACE_PACKAGES)
 
-RACE_PACKAGES := ./activities/artifact ./activities/mask ./activities/kube ./activities/tensorfusion \
+RACE_PACKAGES := ./activities/artifact ./activities/mask ./activities/kube ./activities/lease ./activities/helm \
+	./activities/tensorfusion ./starter/local \
 	./gpuagent/child ./gpuagent/host
 
 vet: ## go vet on both modules

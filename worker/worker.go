@@ -19,11 +19,13 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
+	natsacts "github.com/refit-run/refit/activities/nats"
 	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/registry"
 	acts "github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/gpunode"
+	"github.com/refit-run/refit/workflows/nats"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/tensorfusion"
@@ -97,6 +99,7 @@ func Run(ctx context.Context, c client.Client, namespace string, cfg Config) err
 		w.RegisterActivityWithOptions(locks.Acquire, activity.RegisterOptions{Name: lease.AcquireActivity})
 		w.RegisterActivityWithOptions(locks.Release, activity.RegisterOptions{Name: lease.ReleaseActivity})
 		(&node.Activities{Clusters: clusters}).Register(w)
+		(&natsacts.Activities{Clusters: clusters, Artifacts: store}).Register(w)
 		(&acts.Activities{Clusters: clusters, Artifacts: store, Registry: mirrors}).Register(w)
 		running = append(running, w)
 	}
@@ -130,6 +133,9 @@ func RegisterWorkflows(r worker.WorkflowRegistry) {
 		{protocol.Rollout, rollout.Rollout},
 		{protocol.RolloutShard, rollout.Shard},
 		{protocol.GPUNode, gpunode.GPUNode},
+		{protocol.NATSDrain, nats.Drain},
+		{protocol.NATSReplicas, nats.Replicas},
+		{protocol.NATSRoll, nats.Roll},
 	} {
 		r.RegisterWorkflowWithOptions(w.fn, workflow.RegisterOptions{Name: w.name})
 	}

@@ -90,12 +90,12 @@ func (c *Client) Await(ctx context.Context, w Wait, cond Condition, selections .
 	finished := mirror.start(watchCtx)
 	defer func() { stop(); <-finished }()
 
-	beat := newBeat(w)
-	defer beat.stop()
+	beat := StartBeat(w.Every, w.Heartbeat)
+	defer beat.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return w.deadline(ctx, beat.last(), mirror.trouble())
+			return w.deadline(ctx, beat.Last(), mirror.trouble())
 		case err := <-mirror.fatal:
 			return Wrap(err, w.What)
 		case <-mirror.changed:
@@ -105,7 +105,7 @@ func (c *Client) Await(ctx context.Context, w Wait, cond Condition, selections .
 			continue
 		}
 		done, found, err := cond(objects)
-		beat.set(found)
+		beat.Set(found)
 		if err != nil || done {
 			return err
 		}

@@ -5,22 +5,23 @@ import (
 	"time"
 )
 
-// beat calls a heartbeat at a steady pace, whatever the waiter is doing: a
-// list against a server that is away must not look like a dead worker.
-type beat struct {
+// Beat calls a heartbeat at a steady pace, whatever the waiter is doing: a
+// request to a server that is away must not look like a dead worker.
+type Beat struct {
 	mu    sync.Mutex
 	found string
 	quit  chan struct{}
 	ended chan struct{}
 }
 
-func newBeat(w Wait) *beat {
-	b := &beat{quit: make(chan struct{}), ended: make(chan struct{})}
-	if w.Heartbeat == nil {
+// StartBeat calls say about every so often (0: one second), from another
+// goroutine, with what was Set last, until Stop. A nil say is never called.
+func StartBeat(every time.Duration, say func(found string)) *Beat {
+	b := &Beat{quit: make(chan struct{}), ended: make(chan struct{})}
+	if say == nil {
 		close(b.ended)
 		return b
 	}
-	every := w.Every
 	if every <= 0 {
 		every = time.Second
 	}
@@ -29,7 +30,7 @@ func newBeat(w Wait) *beat {
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		for {
-			w.Heartbeat(b.last())
+			say(b.Last())
 			select {
 			case <-b.quit:
 				return
@@ -40,19 +41,22 @@ func newBeat(w Wait) *beat {
 	return b
 }
 
-func (b *beat) set(found string) {
+// Set says what was found.
+func (b *Beat) Set(found string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.found = found
 }
 
-func (b *beat) last() string {
+// Last is what was found last.
+func (b *Beat) Last() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.found
 }
 
-func (b *beat) stop() {
+// Stop ends the heartbeat and waits for the last call.
+func (b *Beat) Stop() {
 	close(b.quit)
 	<-b.ended
 }

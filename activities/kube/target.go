@@ -1,7 +1,8 @@
 // Package kube reaches Kubernetes clusters by name and proves, on every call,
 // that the API server it reached is the one the run began with (design,
-// contract 10). It holds connections, identity, server-side apply and watches
-// with deadlines; it must not know TensorFusion, Helm or NVCF.
+// contract 10). It holds connections, identity, server-side apply, watches with
+// deadlines, tunnels to pods and commands in them; it must not know
+// TensorFusion, Helm or NVCF.
 package kube
 
 // Target names a cluster as the worker's configuration does, with the UID of

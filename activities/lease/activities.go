@@ -11,13 +11,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/serviceerror"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/client"
-
-	commonpb "go.temporal.io/api/common/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -34,7 +31,7 @@ type Activities struct {
 
 // AcquireRequest asks for the Lease of a release. Holder is left empty by
 // workflows, which can't know their Temporal cluster's id: the activity fills
-// in its own run.
+// in its own.
 type AcquireRequest struct {
 	Target    kube.Target `json:"target"`
 	Namespace string      `json:"namespace"`
@@ -60,17 +57,20 @@ type ReleaseResult struct {
 	Holder string `json:"holder,omitempty"`
 }
 
-// Holder names the run of the activity whose context this is.
+// Holder names the owner that the activity whose context this is works for:
+// the first run of its run's chain.
 func (a *Activities) Holder(ctx context.Context) (string, error) {
 	id, err := a.temporalCluster(ctx)
 	if err != nil {
 		return "", err
 	}
 	info := activity.GetInfo(ctx)
-	return Owner{
-		TemporalCluster: id, Namespace: info.Namespace,
-		WorkflowID: info.WorkflowExecution.ID, RunID: info.WorkflowExecution.RunID,
-	}.String(), nil
+	workflow, run := info.WorkflowExecution.ID, info.WorkflowExecution.RunID
+	first, err := a.firstRun(ctx, info.Namespace, workflow, run)
+	if err != nil {
+		return "", finding.Finding{Object: fmt.Sprintf("first run of workflow %q (run %s)", workflow, run), Found: err.Error()}.Error(finding.Retry)
+	}
+	return Owner{TemporalCluster: id, Namespace: info.Namespace, WorkflowID: workflow, RunID: first}.String(), nil
 }
 
 func (a *Activities) temporalCluster(ctx context.Context) (string, error) {
@@ -200,10 +200,7 @@ func (a *Activities) mayTakeOver(ctx context.Context, l *coordinationv1.Lease, h
 			fmt.Sprintf("held by workflow %q (run %s) of another Temporal cluster, %s", theirs.WorkflowID, theirs.RunID, theirs.TemporalCluster),
 			"finish or terminate that run there; if that Temporal is gone: "+remove)
 	}
-	reply, err := a.Temporal.WorkflowService().DescribeWorkflowExecution(ctx, &workflowservice.DescribeWorkflowExecutionRequest{
-		Namespace: theirs.Namespace,
-		Execution: &commonpb.WorkflowExecution{WorkflowId: theirs.WorkflowID, RunId: theirs.RunID},
-	})
+	o, err := a.ownerOf(ctx, theirs)
 	var notFound *serviceerror.NotFound
 	var denied *serviceerror.PermissionDenied
 	switch {
@@ -213,23 +210,12 @@ func (a *Activities) mayTakeOver(ctx context.Context, l *coordinationv1.Lease, h
 			fmt.Sprintf("held by workflow %q (run %s, namespace %s), of which Temporal says: %v", theirs.WorkflowID, theirs.RunID, theirs.Namespace, err), remove)
 	case err != nil:
 		return 0, finding.Finding{Object: fmt.Sprintf("workflow %q (run %s)", theirs.WorkflowID, theirs.RunID), Found: err.Error()}.Error(finding.Retry)
-	}
-	info := reply.GetWorkflowExecutionInfo()
-	switch info.GetStatus() {
-	case enums.WORKFLOW_EXECUTION_STATUS_RUNNING, enums.WORKFLOW_EXECUTION_STATUS_PAUSED, enums.WORKFLOW_EXECUTION_STATUS_UNSPECIFIED:
+	case !o.closed():
 		return 0, lockedError(l.Namespace, l.Name,
-			fmt.Sprintf("held by workflow %q (run %s), which is %s", theirs.WorkflowID, theirs.RunID, info.GetStatus()),
-			"wait for it, or abort it: `refit abort "+theirs.WorkflowID+"`")
-	case enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW:
-		// Our own chain handed over in order: no activity of it is left.
-		if theirs.WorkflowID == ours.WorkflowID && theirs.Namespace == ours.Namespace {
-			return 0, nil
-		}
-		return 0, lockedError(l.Namespace, l.Name,
-			fmt.Sprintf("held by workflow %q, which goes on as a newer run", theirs.WorkflowID),
+			fmt.Sprintf("held by workflow %q (run %s), which is %s", theirs.WorkflowID, o.run, o.status),
 			"wait for it, or abort it: `refit abort "+theirs.WorkflowID+"`")
 	}
-	last := info.GetCloseTime().AsTime()
+	last := o.ended
 	if l.Spec.RenewTime != nil && l.Spec.RenewTime.After(last) {
 		last = l.Spec.RenewTime.Time
 	}

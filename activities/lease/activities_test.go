@@ -10,13 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/api/enums/v1"
-	"go.temporal.io/api/serviceerror"
-	workflowpb "go.temporal.io/api/workflow/v1"
-	"go.temporal.io/api/workflowservice/v1"
-	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/testsuite"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
@@ -26,42 +20,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(apiservertest.Main(m)) }
-
-// temporalServer answers the two questions that a Lease asks of Temporal.
-type temporalServer struct {
-	workflowservice.WorkflowServiceClient
-	id     string
-	status enums.WorkflowExecutionStatus // unspecified: not found
-	closed time.Time
-	// onDescribe runs before each answer.
-	onDescribe func()
-}
-
-// temporalClient is a client of it.
-type temporalClient struct {
-	client.Client
-	server *temporalServer
-}
-
-func (c temporalClient) WorkflowService() workflowservice.WorkflowServiceClient { return c.server }
-
-func (s *temporalServer) GetClusterInfo(context.Context, *workflowservice.GetClusterInfoRequest, ...grpc.CallOption) (*workflowservice.GetClusterInfoResponse, error) {
-	return &workflowservice.GetClusterInfoResponse{ClusterId: s.id}, nil
-}
-
-func (s *temporalServer) DescribeWorkflowExecution(_ context.Context, r *workflowservice.DescribeWorkflowExecutionRequest, _ ...grpc.CallOption) (*workflowservice.DescribeWorkflowExecutionResponse, error) {
-	if s.onDescribe != nil {
-		s.onDescribe()
-	}
-	if s.status == enums.WORKFLOW_EXECUTION_STATUS_UNSPECIFIED {
-		return nil, serviceerror.NewNotFound("no execution " + r.GetExecution().GetRunId())
-	}
-	info := &workflowpb.WorkflowExecutionInfo{Status: s.status}
-	if !s.closed.IsZero() {
-		info.CloseTime = timestamppb.New(s.closed)
-	}
-	return &workflowservice.DescribeWorkflowExecutionResponse{WorkflowExecutionInfo: info}, nil
-}
 
 type bench struct {
 	activities *lease.Activities
@@ -139,7 +97,9 @@ func TestAcquireTwiceAndReleaseTwiceAreHarmless(t *testing.T) {
 
 func TestOneOfManyGetsTheLease(t *testing.T) {
 	b := newBench(t, first)
-	b.temporal.status = enums.WORKFLOW_EXECUTION_STATUS_RUNNING
+	for i := range 8 {
+		b.temporal.runs = append(b.temporal.runs, temporalRun{workflow: "w", run: fmt.Sprint(i), status: enums.WORKFLOW_EXECUTION_STATUS_RUNNING})
+	}
 	var wg sync.WaitGroup
 	results := make(chan error, 8)
 	for i := range 8 {
@@ -161,29 +121,71 @@ func TestOneOfManyGetsTheLease(t *testing.T) {
 	require.Equal(t, 1, won)
 }
 
+// passed is a while that a takeover need not wait for any more.
+const passed = lease.HeartbeatMargin + time.Second
+
 func TestTakeoverRules(t *testing.T) {
-	const enough = lease.HeartbeatMargin + time.Second
+	const (
+		workflow = "upgrade.prod.tf"
+		running  = enums.WORKFLOW_EXECUTION_STATUS_RUNNING
+		anew     = enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW
+		killed   = enums.WORKFLOW_EXECUTION_STATUS_TERMINATED
+	)
+	ago := time.Now().Add(-passed)
 	for _, c := range []struct {
 		name   string
 		former string
-		status enums.WorkflowExecutionStatus
+		runs   []temporalRun
 		locked []string // words of the refusal; none: taken over
 	}{
-		{"a running owner", first, enums.WORKFLOW_EXECUTION_STATUS_RUNNING, []string{"upgrade.prod.tf", "run-1", "Running", "refit abort"}},
-		{"a terminated owner", first, enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, nil},
-		{"a failed owner", first, enums.WORKFLOW_EXECUTION_STATUS_FAILED, nil},
-		{"our own chain, continued as new", first, enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW, nil},
-		{"another chain, continued as new", holder("temporal-a", "other", "run-1"), enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW, []string{"newer run"}},
-		{"an owner that Temporal does not know", first, enums.WORKFLOW_EXECUTION_STATUS_UNSPECIFIED, []string{"no execution run-1", "delete lease refit-tf"}},
-		{"an owner in another Temporal", holder("temporal-b", "upgrade.prod.tf", "run-1"), enums.WORKFLOW_EXECUTION_STATUS_COMPLETED, []string{"another Temporal cluster", "temporal-b"}},
-		{"somebody who is no run", "kubectl", enums.WORKFLOW_EXECUTION_STATUS_COMPLETED, []string{"kubectl", "no run of Refit"}},
+		{"a running owner", first, []temporalRun{{workflow: workflow, run: "run-1", status: running}},
+			[]string{workflow, "run-1", "Running", "refit abort"}},
+		{"a terminated owner", first, []temporalRun{{workflow: workflow, run: "run-1", status: killed, closed: ago}}, nil},
+		{"a failed owner", first, []temporalRun{{workflow: workflow, run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_FAILED, closed: ago}}, nil},
+		{"an owner that works on as a newer run", first, []temporalRun{
+			{workflow: workflow, run: "run-1", status: anew, closed: ago},
+			{workflow: workflow, run: "run-1b", first: "run-1", status: running},
+		}, []string{workflow, "run-1b", "Running", "refit abort"}},
+		{"an owner terminated after it continued as new", first, []temporalRun{
+			{workflow: workflow, run: "run-1", status: anew, closed: ago.Add(-time.Hour)},
+			{workflow: workflow, run: "run-1b", first: "run-1", status: anew, closed: ago.Add(-time.Minute)},
+			{workflow: workflow, run: "run-1c", first: "run-1", status: killed, closed: ago},
+		}, nil},
+		{"an owner whose first run Temporal has forgotten", first, []temporalRun{
+			{workflow: workflow, run: "run-1c", first: "run-1", status: killed, closed: ago},
+		}, nil},
+		{"an owner that works on after a reset", first, []temporalRun{
+			{workflow: workflow, run: "run-1", status: killed, closed: ago},
+			{workflow: workflow, run: "run-1r", first: "run-1", status: running},
+		}, []string{"run-1r", "Running"}},
+		{"an owner named by a later run of its chain", holder("temporal-a", workflow, "run-1b"), []temporalRun{
+			{workflow: workflow, run: "run-1b", first: "run-1", status: killed, closed: ago},
+			{workflow: workflow, run: "run-1c", first: "run-1", status: running},
+		}, []string{"run-1c", "Running"}},
+		{"a closed owner whose workflow id runs again", first, []temporalRun{
+			{workflow: workflow, run: "run-1", status: killed, closed: ago},
+			{workflow: workflow, run: "run-2", status: running, started: ago},
+		}, nil},
+		{"a closed chain whose workflow id runs again", first, []temporalRun{
+			{workflow: workflow, run: "run-1", status: anew, closed: ago},
+			{workflow: workflow, run: "run-1b", first: "run-1", status: killed, closed: ago},
+			{workflow: workflow, run: "run-2", status: running, started: ago},
+		}, nil},
+		{"an owner whose newest run Temporal does not show", first, []temporalRun{{workflow: workflow, run: "run-1", status: anew, closed: ago}},
+			[]string{"ContinuedAsNew"}},
+		{"an owner in a state unheard of", first, []temporalRun{{workflow: workflow, run: "run-1", status: 99, closed: ago}}, []string{"which is"}},
+		{"an owner that Temporal does not know", first, nil, []string{"no execution", "delete lease refit-tf"}},
+		{"an owner forgotten for another chain", first, []temporalRun{{workflow: workflow, run: "run-2", status: running, started: ago}},
+			[]string{"no execution", "run-1", "delete lease refit-tf"}},
+		{"an owner in another Temporal", holder("temporal-b", workflow, "run-1"), nil, []string{"another Temporal cluster", "temporal-b"}},
+		{"somebody who is no run", "kubectl", nil, []string{"kubectl", "no run of Refit"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, second)
 			_, err := b.activities.Acquire(t.Context(), b.as(c.former))
 			require.NoError(t, err)
-			b.temporal.status, b.temporal.closed = c.status, time.Now().Add(-enough)
-			b.age(t, enough)
+			b.temporal.runs = c.runs
+			b.age(t, passed)
 			for range 2 {
 				got, err := b.activities.Acquire(t.Context(), b.request)
 				if c.locked != nil {
@@ -208,26 +210,74 @@ func TestTakeoverRules(t *testing.T) {
 }
 
 func TestTakeoverWaitsForTheLastHeartbeat(t *testing.T) {
+	const workflow = "upgrade.prod.tf"
+	// Closed, or closed at the latest, all but 300 ms of the margin ago.
+	almost := func() time.Time { return time.Now().Add(300*time.Millisecond - lease.HeartbeatMargin) }
+	long := time.Now().Add(-time.Hour)
+	for _, c := range []struct {
+		name string
+		runs func() []temporalRun
+	}{
+		{"of one run", func() []temporalRun {
+			return []temporalRun{{workflow: workflow, run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, closed: almost()}}
+		}},
+		{"of a chain's newest run", func() []temporalRun {
+			return []temporalRun{
+				{workflow: workflow, run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW, closed: long},
+				{workflow: workflow, run: "run-1b", first: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, closed: almost()},
+			}
+		}},
+		{"when the same workflow id starts again", func() []temporalRun {
+			return []temporalRun{
+				{workflow: workflow, run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW, closed: long},
+				{workflow: workflow, run: "run-2", status: enums.WORKFLOW_EXECUTION_STATUS_RUNNING, started: almost()},
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, second)
+			_, err := b.activities.Acquire(t.Context(), b.as(first))
+			require.NoError(t, err)
+			b.age(t, time.Minute)
+			b.temporal.runs = c.runs()
+			began := time.Now()
+			got, err := b.activities.Acquire(t.Context(), b.request)
+			require.NoError(t, err)
+			require.Equal(t, first, got.TookOverFrom)
+			require.GreaterOrEqual(t, time.Since(began), 200*time.Millisecond, "it must wait the margin out")
+		})
+	}
+}
+
+func TestTakeoverLooksAgainAfterTheWait(t *testing.T) {
 	b := newBench(t, second)
 	_, err := b.activities.Acquire(t.Context(), b.as(first))
 	require.NoError(t, err)
-	// It closed all but 300 ms of the margin ago.
-	b.temporal.status, b.temporal.closed = enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, time.Now().Add(300*time.Millisecond-lease.HeartbeatMargin)
 	b.age(t, time.Minute)
+	closed := temporalRun{workflow: "upgrade.prod.tf", run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, closed: time.Now().Add(300*time.Millisecond - lease.HeartbeatMargin)}
+	b.temporal.runs = []temporalRun{closed}
 	asked := 0
-	b.temporal.onDescribe = func() { asked++ }
-	got, err := b.activities.Acquire(t.Context(), b.request)
-	require.NoError(t, err)
-	require.Equal(t, first, got.TookOverFrom)
-	require.GreaterOrEqual(t, asked, 2, "it must look again after the wait")
+	b.temporal.onDescribe = func() {
+		// A person resets the run while we wait.
+		if asked++; asked == 2 {
+			b.temporal.runs = append(b.temporal.runs, temporalRun{workflow: "upgrade.prod.tf", run: "run-1r", first: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_RUNNING})
+		}
+	}
+	_, err = b.activities.Acquire(t.Context(), b.request)
+	requireLocked(t, err, "run-1r")
+	require.NoError(t, b.verify(t, first))
+}
 
-	// Cancelled while it waits, it takes nothing.
+func TestCancelledTakeoverTakesNothing(t *testing.T) {
+	b := newBench(t, second)
+	_, err := b.activities.Acquire(t.Context(), b.as(first))
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	b.temporal.closed = time.Now()
+	b.temporal.runs = []temporalRun{{workflow: "upgrade.prod.tf", run: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_TERMINATED, closed: time.Now()}}
 	b.temporal.onDescribe = cancel
-	_, err = b.activities.Acquire(ctx, b.as(first))
+	_, err = b.activities.Acquire(ctx, b.request)
 	require.ErrorIs(t, err, context.Canceled)
-	require.NoError(t, b.verify(t, b.request.Holder))
+	require.NoError(t, b.verify(t, first))
 }
 
 func TestOtherClusterIsNeverLocked(t *testing.T) {
@@ -265,8 +315,10 @@ func TestEngineClaimFencesTheFormerEngine(t *testing.T) {
 	require.NoError(t, verify(first, "engine-2"), "a refused claim changes nothing")
 }
 
-func TestHolderOfAnActivityNamesItsRun(t *testing.T) {
+func TestHolderOfAnActivityNamesTheFirstRunOfItsChain(t *testing.T) {
 	b := newBench(t, "")
+	// The ids that the SDK's test environment gives to an activity's workflow.
+	b.temporal.runs = []temporalRun{{workflow: "default-test-workflow-id", run: "default-test-run-id", first: "run-1", status: enums.WORKFLOW_EXECUTION_STATUS_RUNNING}}
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestActivityEnvironment()
 	env.RegisterActivity(b.activities.Acquire)
@@ -277,7 +329,8 @@ func TestHolderOfAnActivityNamesItsRun(t *testing.T) {
 	owner, ok := lease.ParseOwner(got.Holder)
 	require.True(t, ok, got.Holder)
 	require.Equal(t, "temporal-a", owner.TemporalCluster)
-	require.NotEmpty(t, owner.RunID)
+	require.Equal(t, "default-test-workflow-id", owner.WorkflowID)
+	require.Equal(t, "run-1", owner.RunID)
 }
 
 func TestParseOwner(t *testing.T) {

@@ -52,7 +52,9 @@ type Owner struct {
 	TemporalCluster string
 	Namespace       string
 	WorkflowID      string
-	RunID           string
+	// RunID is the first run of the owner's chain: continuing as new and a
+	// reset give a run another id, and the chain works on.
+	RunID string
 }
 
 // String is the holder as the Lease stores it.

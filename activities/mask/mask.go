@@ -148,14 +148,6 @@ func (m *Masker) String(text string) string {
 	return m.current().Replace(text)
 }
 
-// Bytes is String for bytes.
-func (m *Masker) Bytes(text []byte) []byte {
-	if m == nil {
-		return text
-	}
-	return []byte(m.String(string(text)))
-}
-
 // Finding masks every text of a finding.
 func (m *Masker) Finding(f finding.Finding) finding.Finding {
 	f.Object, f.Expected, f.Found = m.String(f.Object), m.String(f.Expected), m.String(f.Found)

@@ -35,7 +35,6 @@ func TestEveryFormOfAValueIsReplaced(t *testing.T) {
 		require.NotContains(t, got, "word", name)
 		require.NotContains(t, got, base64.StdEncoding.EncodeToString([]byte(planted))[:12], name)
 	}
-	require.Equal(t, []byte("x "+mask.Replacement), m.Bytes([]byte("x "+planted)))
 }
 
 func TestALongerSecretIsNotLeftHalfShown(t *testing.T) {
@@ -57,7 +56,6 @@ func TestShortValuesAreNoSecrets(t *testing.T) {
 func TestNilAndEmptyMaskersMaskNothing(t *testing.T) {
 	var none *mask.Masker
 	require.Equal(t, planted, none.String(planted))
-	require.Equal(t, []byte(planted), none.Bytes([]byte(planted)))
 	err := errors.New(planted)
 	require.Equal(t, err, none.Error(err))
 	require.Equal(t, planted, (&mask.Masker{}).String(planted))

@@ -2,72 +2,87 @@ package tensorfusion
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/kube"
 )
 
-// needed lists what a run does besides what Helm does for the chart, which the
-// guide answers with cluster-admin; empty namespace means the whole cluster.
-var needed = []struct {
-	group, resource string
-	verbs           []string
-}{
-	{apiGroup, "tensorfusionclusters", []string{"get", "list", "watch", "patch"}},
-	{apiGroup, "gpupools", []string{"get", "list", "watch"}},
-	{apiGroup, "gpunodes", []string{"get", "list", "watch"}},
-	{apiGroup, "gpus", []string{"get", "list", "watch"}},
-	{apiGroup, "tensorfusionworkloads", []string{"list", "watch"}},
-	{apiGroup, "tensorfusionconnections", []string{"list"}},
-	{"", "pods", []string{"get", "list", "watch", "create", "delete"}},
-	{"", "pods/log", []string{"get"}},
-	{"", "pods/eviction", []string{"create"}},
-	{"", "pods/portforward", []string{"create"}},
-	{"", "nodes", []string{"get", "list", "watch"}},
-	{"", "secrets", []string{"get", "list", "create", "update", "delete"}},
-	{"", "configmaps", []string{"get", "list", "create", "update", "patch"}},
-	{"", "services", []string{"get"}},
-	{"apps", "deployments", []string{"get", "list", "watch", "patch"}},
-	{"apps", "statefulsets", []string{"get", "list", "watch"}},
-	{"batch", "jobs", []string{"get", "list", "watch", "create", "delete"}},
-	{"policy", "poddisruptionbudgets", []string{"list", "watch"}},
-	{"coordination.k8s.io", "leases", []string{"get", "list", "watch", "create", "update"}},
-	{"apiextensions.k8s.io", "customresourcedefinitions", []string{"get", "list", "watch", "create", "patch"}},
-	{"rbac.authorization.k8s.io", "clusterroles", []string{"get", "create", "patch", "bind", "escalate"}},
-	{"rbac.authorization.k8s.io", "clusterrolebindings", []string{"get", "create", "patch"}},
-	{"admissionregistration.k8s.io", "mutatingwebhookconfigurations", []string{"get", "list", "create", "patch"}},
+// needed is every right that the activities of a worker use by themselves, in
+// the whole cluster; deploy/worker/rbac.yaml grants exactly this. What Helm
+// does to the chart's objects comes on top (chartRights).
+var needed = []rbacv1.PolicyRule{
+	rule(apiGroup, "*", "list"), // the backup: every kind of the group, a newer version's too
+	rule(apiGroup, "tensorfusionclusters", "get", "watch", "patch"),
+	rule(apiGroup, "gpupools", "get", "watch"),
+	rule(apiGroup, "gpunodes", "watch"),
+	rule(apiGroup, "gpus", "watch"),
+	rule(apiGroup, "tensorfusionworkloads", "watch"),
+	rule(apiGroup, "providerconfigs", "watch"),
+	rule(apiGroup, "schedulingconfigtemplates", "get"),
+	rule("", "namespaces", "get"), // kube-system: which cluster this is
+	rule("", "nodes", "get", "list", "patch"),
+	rule("", "pods", "list", "watch", "create", "delete"),
+	rule("", "pods/log", "get"),
+	rule("", "pods/eviction", "create"),
+	rule("", "pods/portforward", "get", "create"), // by WebSocket, by SPDY
+	rule("", "services", "get"),
+	rule("", "secrets", "get", "list", "create", "update", "delete"), // Helm's revisions
+	rule("", "configmaps", "list", "create", "patch"),
+	rule("", "replicationcontrollers", "get"),
+	rule("apps", "deployments", "get", "list", "watch", "patch"),
+	rule("apps", "replicasets", "get"),
+	rule("apps", "statefulsets", "get", "list", "watch"),
+	rule("apps", "daemonsets", "get"),
+	rule("batch", "jobs", "get", "create", "delete"),
+	rule("policy", "poddisruptionbudgets", "list", "watch"),
+	rule("coordination.k8s.io", "leases", "get", "list", "watch", "create", "update", "delete"),
+	rule("apiextensions.k8s.io", "customresourcedefinitions", "list", "watch", "create", "patch"),
+}
+
+func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
+}
+
+// demand is a right in one namespace, or in all when it is empty.
+type demand struct {
+	right
+	namespace string
+}
+
+func (d demand) String() string {
+	if d.namespace == "" {
+		return d.right.String()
+	}
+	return d.right.String() + " in namespace " + d.namespace
+}
+
+func demands(rules []rbacv1.PolicyRule) []demand {
+	var out []demand
+	for _, r := range rights(rules) {
+		out = append(out, demand{right: r})
+	}
+	return out
 }
 
 // denied asks the API server for each right (T03) and lists the missing ones.
-func denied(ctx context.Context, c *kube.Client) ([]string, error) {
-	type question struct{ group, resource, sub, verb, text string }
-	var questions []question
-	for _, n := range needed {
-		resource, sub := n.resource, ""
-		for i := range n.resource {
-			if n.resource[i] == '/' {
-				resource, sub = n.resource[:i], n.resource[i+1:]
-			}
-		}
-		for _, v := range n.verbs {
-			text := right{n.group, n.resource, v}.String()
-			questions = append(questions, question{n.group, resource, sub, v, text})
-		}
-	}
-	errs := make([]error, len(questions))
-	missing := make([]bool, len(questions))
+func denied(ctx context.Context, c *kube.Client, asked []demand) ([]string, error) {
+	errs := make([]error, len(asked))
+	missing := make([]bool, len(asked))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, parallelRequests)
-	for i, q := range questions {
+	for i, q := range asked {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
+			resource, sub, _ := strings.Cut(q.resource, "/")
 			review, err := c.Typed.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Group: q.group, Resource: q.resource, Subresource: q.sub, Verb: q.verb,
+					Namespace: q.namespace, Group: q.group, Resource: resource, Subresource: sub, Verb: q.verb,
 				}},
 			}, metav1.CreateOptions{})
 			errs[i] = err
@@ -76,12 +91,12 @@ func denied(ctx context.Context, c *kube.Client) ([]string, error) {
 	}
 	wg.Wait()
 	var out []string
-	for i, q := range questions {
+	for i, q := range asked {
 		if errs[i] != nil {
 			return nil, kube.Wrap(errs[i], "review of own rights")
 		}
 		if missing[i] {
-			out = append(out, q.text)
+			out = append(out, q.String())
 		}
 	}
 	return out, nil

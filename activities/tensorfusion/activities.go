@@ -11,6 +11,7 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/registry"
 )
 
@@ -50,7 +51,7 @@ func (a *Activities) Register(r worker.Registry) {
 }
 
 // connect reaches the scope's cluster; it fails when the API server is not the
-// one that the run began with.
+// one that the run began with, or when the run has lost its Lease.
 func (a *Activities) connect(ctx context.Context, s Scope) (*kube.Client, error) {
 	if s.Release.Name == "" || s.Release.Namespace == "" {
 		return nil, finding.Finding{
@@ -59,7 +60,16 @@ func (a *Activities) connect(ctx context.Context, s Scope) (*kube.Client, error)
 			Found:    fmt.Sprintf("name %q, namespace %q", s.Release.Name, s.Release.Namespace),
 		}.Error(finding.Stop)
 	}
-	return a.Clusters.Connect(ctx, s.Target)
+	c, err := a.Clusters.Connect(ctx, s.Target)
+	if err != nil || s.Holder == "" {
+		return c, err
+	}
+	err = lease.Verify(ctx, c.Typed, s.Release.Namespace, s.Release.Name, s.Holder, "")
+	if f, lost := lease.LockedFinding(err); lost {
+		// Locked closes a run that never began; this one is at work and parks.
+		err = f.Error(finding.Stop)
+	}
+	return c, err
 }
 
 // beat reports that the activity lives, with details a later attempt can use.

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/kube"
@@ -41,7 +42,7 @@ func (w *world) probeRuns(message string) {
 			}}}
 			_, _ = w.admin.Typed.CoreV1().Pods(namespace).UpdateStatus(w.t.Context(), made, metav1.UpdateOptions{})
 		}
-	}, kube.Selection{Resource: jobsGVR, Namespace: namespace})
+	}, kube.Selection{Resource: schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}, Namespace: namespace})
 }
 
 func passing() gpu.Result {

@@ -140,7 +140,7 @@ func install(t *testing.T) *installation {
 	store, err := artifact.Open(t.TempDir(), []string{"age1lvyvwawkr0mcnnnncaghunadrqkmuf9e6507x9y920xxpp866cnql7dp2z"})
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
-	i.activities = &Activities{Clusters: server.Clusters(t, "test"), Artifacts: store}
+	i.activities = &Activities{Clusters: workerClusters(t, "test"), Artifacts: store}
 	i.values = map[string]any{
 		"cluster": map[string]any{"name": w.cluster},
 		"agent":   map[string]any{"agentId": "fake-agent", "enrollToken": oldToken},

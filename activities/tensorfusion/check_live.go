@@ -78,7 +78,8 @@ func checkWorkers(o *Observation) []finding.Finding {
 	image := workerImage(o.Providers)
 	var out []finding.Finding
 	for _, w := range o.Workloads {
-		if !slices.Contains(o.Rolled.Workers, w.Pool()) {
+		rolled := slices.Contains(o.Rolled.Workers, w.Pool())
+		if !rolled && !slices.Contains(o.Rolled.Completed, w.Pool()) {
 			continue
 		}
 		object := "TensorFusionWorkload/" + w.Namespace + "/" + w.Name
@@ -86,6 +87,9 @@ func checkWorkers(o *Observation) []finding.Finding {
 			out = append(out, finding.Finding{Object: object, Expected: fmt.Sprintf("%d workers, all ready", *w.Spec.Replicas),
 				Found: fmt.Sprintf("%d workers, %d ready", w.Status.WorkerCount, w.Status.ReadyWorkers),
 				Why:   "applications of this workload wait for a GPU", Next: "look at the workload's pods: events, image pull, free capacity of the pool"})
+		}
+		if !rolled {
+			continue
 		}
 		for _, i := range byWorkload[w.Namespace+"/"+w.Name] {
 			p := &o.Workers[i]

@@ -200,6 +200,8 @@ func TestOnlyPoolsWhoseWorkersAndClientsWereReplacedAreJudged(t *testing.T) {
 	o.Rolled = Rolled{Hypervisors: o.Rolled.Hypervisors}
 	assert.Empty(t, specOf(t, "T15").findings(o))
 	assert.Empty(t, specOf(t, "T16").findings(o))
+	o.Rolled.Completed = o.Rolled.Hypervisors
+	assert.Len(t, specOf(t, "T15").findings(o), 1, "made anew by the controller: complete, whatever their image")
 }
 
 func TestAnEmptyPoolIsLeftOutOfThePhases(t *testing.T) {

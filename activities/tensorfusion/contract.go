@@ -21,6 +21,9 @@ type Release struct {
 type Scope struct {
 	Target  kube.Target `json:"target"`
 	Release Release     `json:"release"`
+	// Holder, once the run has the release's Lease: an activity begins only
+	// while the Lease names it. A plan can't set it.
+	Holder string `json:"holder,omitempty" jsonschema:"-"`
 }
 
 // Activity names of the rollouts; queue cluster/<name>.
@@ -73,6 +76,9 @@ type Host struct {
 	OnTarget bool `json:"onTarget,omitempty"`
 	// Broken says why the host is not healthy now; empty when it is.
 	Broken string `json:"broken,omitempty"`
+	// Partitioned: the hypervisor runs in isolation mode partitioned, so the
+	// host's MIG instances are TensorFusion's.
+	Partitioned bool `json:"partitioned,omitempty"`
 }
 
 // PoolObservation answers ObservePool.

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"github.com/refit-run/refit/activities/internal/apiservertest"
 	"github.com/refit-run/refit/activities/kube"
@@ -29,7 +28,7 @@ import (
 // into GPUPools and put a hypervisor pod on every GPUNode.
 type world struct {
 	t         *testing.T
-	client    *kube.Client // the activities'
+	client    *kube.Client // the activities', with the rights of a worker
 	admin     *kube.Client // the test's and the controller's
 	scope     Scope
 	cluster   string // TensorFusionCluster
@@ -88,7 +87,7 @@ func newWorld(t *testing.T, nodes ...string) *world {
 		t: t, admin: server.Client(t), writes: &requestLog{seen: map[string]int{}},
 		broken: map[string]bool{}, image: newHypervisor, podPrefix: podPrefix,
 	}
-	config := rest.CopyConfig(server.Config(t))
+	config := asWorker(t)
 	config.Wrap(w.writes.wrap)
 	var err error
 	w.client, err = kube.NewClient(config)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"sort"
@@ -13,7 +12,6 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/helm"
@@ -164,20 +162,20 @@ func (r *resolved) resolveValues(ctx context.Context, c *kube.Client) error {
 			Why: "inputs are kept in workflow history", Next: "put it into a Secret and name it under values.secrets",
 		}.Error(finding.Stop)
 	}
-	if v.File != "" {
-		data, err := os.ReadFile(v.File)
-		if err == nil {
-			err = yaml.Unmarshal(data, &r.fileValues)
-		}
-		if err != nil {
-			return finding.Finding{Object: "values file " + v.File, Expected: "YAML that the worker can read", Found: err.Error(),
-				Next: "put the file on every worker of this cluster, under this path, then retry"}.Error(finding.Stop)
-		}
+	var err error
+	if r.fileValues, err = readValues(v.File); err != nil {
+		return err
+	}
+	secrets, err := readValues(v.SecretsFile)
+	if err != nil {
+		return err
 	}
 	r.masker.Merge(mask.FromValues(r.fileValues))
-	r.values = helm.Merge(r.values, r.fileValues, v.Inline)
+	r.masker.Merge(mask.FromAll(secrets))
+	r.values = helm.Merge(r.values, r.fileValues, v.Inline, secrets)
+	r.fileValues = helm.Merge(r.fileValues, secrets) // both say what the plan changes
 	for _, ref := range v.Secrets {
-		value, err := readSecret(ctx, c, ref)
+		value, err := ref.read(ctx, c)
 		if err != nil {
 			return err
 		}
@@ -194,20 +192,6 @@ func (r *resolved) resolveValues(ctx context.Context, c *kube.Client) error {
 		}
 	}
 	return nil
-}
-
-func readSecret(ctx context.Context, c *kube.Client, ref SecretReference) (string, error) {
-	object := fmt.Sprintf("Secret/%s/%s", ref.Namespace, ref.Secret)
-	secret, err := c.Typed.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Secret, metav1.GetOptions{})
-	if err != nil {
-		return "", kube.Wrap(err, object+" for value "+ref.Path)
-	}
-	value, ok := secret.Data[ref.Key]
-	if !ok {
-		return "", finding.Finding{Object: object, Expected: "key " + ref.Key + " for value " + ref.Path, Found: "no such key",
-			Next: "correct values.secrets in the plan, or add the key to the Secret"}.Error(finding.Stop)
-	}
-	return string(value), nil
 }
 
 // seal computes the intent's digest and compares it with the approved one.

@@ -11,6 +11,7 @@ const (
 // Labels and annotations of TensorFusion 2.x with its default domain.
 const (
 	labelComponent    = "tensor-fusion.ai/component"
+	labelIsolation    = "tensor-fusion.ai/isolationMode"
 	labelEnabled      = "tensor-fusion.ai/enabled"
 	labelGPUPool      = "tensor-fusion.ai/gpupool"
 	labelWorkload     = "tensor-fusion.ai/workload"
@@ -48,8 +49,6 @@ const (
 	controllerContainer = "controller"
 	runtimeInit         = "init-runtime"
 	leaderLease         = "85104305.tensor-fusion.ai"
-	leaderConfigMap     = "tensor-fusion-operator-leader-info"
-	leaderKey           = "leader-ip"
 	controllerPort      = 8080
 	defaultPort         = 8000 // hypervisor.portNumber's default in the CRD
 	policyEnv           = "TF_ISOLATION_MODE_POLICY"
@@ -97,7 +96,6 @@ var (
 	nodesGVR        = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	deploymentsGVR  = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	statefulSetsGVR = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}
-	jobsGVR         = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 	crdsGVR         = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
 

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -49,7 +50,10 @@ func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (P
 		h := Host{Name: v.name, Created: v.gpuNode.CreationTimestamp.Time}
 		if pod := v.pod(req.Goal); pod != nil {
 			h.UID = string(pod.UID)
+			h.Partitioned = partitioned(pod)
 		}
+		// Lines before 2.15 say it on the GPUNode, whether a pod is there or not.
+		h.Partitioned = h.Partitioned || v.gpuNode.Labels[labelIsolation] == "partitioned"
 		h.OnTarget = v.unproven(req.Goal, nil) == ""
 		switch {
 		case !known:
@@ -171,4 +175,12 @@ func (d *decoded[T]) get(u *unstructured.Unstructured) (*T, error) {
 	}
 	d.known[u.GetUID()] = entry[T]{u.GetResourceVersion(), &v}
 	return &v, nil
+}
+
+// partitioned reports a hypervisor whose GPUs are shared out as MIG instances.
+func partitioned(pod *corev1.Pod) bool {
+	const argument = "--isolation-mode=partitioned"
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		return slices.Contains(c.Args, argument) || slices.Contains(c.Command, argument)
+	})
 }

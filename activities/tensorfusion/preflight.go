@@ -138,9 +138,12 @@ func sameObjects(r *resolved) bool {
 // askAround adds what only the preflight needs: own rights, the artifact
 // store, the database, the webhook and the registries.
 func (a *Activities) askAround(ctx context.Context, c *kube.Client, r *resolved, o *Observation) error {
-	var err error
 	beat(ctx, "asking for own rights")
-	if o.Denied, err = denied(ctx, c); err != nil {
+	helms, err := r.chartRights(c, o.Scope.Release.Namespace, o.Source.Objects)
+	if err != nil {
+		return err
+	}
+	if o.Denied, err = denied(ctx, c, append(demands(needed), helms...)); err != nil {
 		return err
 	}
 	if err := a.Artifacts.CheckRecipients(); err != nil {

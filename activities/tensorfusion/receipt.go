@@ -3,6 +3,8 @@ package tensorfusion
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"path"
 	"strings"
@@ -26,6 +28,7 @@ const receiptLimit = 900 << 10
 func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (ReceiptResult, error) {
 	defer pulse(ctx, nil)()
 	var out ReceiptResult
+	req.Holder = "" // the record of a run that lost its Lease is kept too
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return out, err
@@ -40,7 +43,11 @@ func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (Rece
 		return out, err
 	}
 	if len(req.Hosts) > 0 {
-		if _, err := put("hosts.json", req.Hosts, bytes.Count(req.Hosts, []byte("\n"))+1); err != nil {
+		var rows []json.RawMessage
+		if err := json.Unmarshal(req.Hosts, &rows); err != nil {
+			return out, fmt.Errorf("rows per host of the receipt: %w", err)
+		}
+		if out.Hosts, err = put("hosts.json", req.Hosts, len(rows)); err != nil {
 			return out, err
 		}
 	}
@@ -55,7 +62,7 @@ func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (Rece
 			Name: out.ConfigMap, Namespace: req.Release.Namespace,
 			Labels: map[string]string{"app.kubernetes.io/managed-by": fieldManager, "refit.run/release": req.Release.Name},
 		},
-		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL},
+		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL, "hosts": out.Hosts.URL},
 	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(cm)
 	if err != nil {

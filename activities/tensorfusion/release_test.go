@@ -86,6 +86,58 @@ func TestSecretValuesAreReferences(t *testing.T) {
 	assert.NotContains(t, r.masker.String("login with fake-db-password-1 failed"), "fake-db-password-1")
 }
 
+func TestASecretComesFromAFileOrAVariableOfTheWorkerToo(t *testing.T) {
+	i := install(t)
+	folder := t.TempDir()
+	write := func(name, content string) string {
+		path := filepath.Join(folder, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		return path
+	}
+	t.Setenv("REFIT_SECRET_GREPTIME", "fake-password-of-a-variable")
+	for name, c := range map[string]struct {
+		values Values
+		want   string
+	}{
+		"file":     {Values{Secrets: []SecretReference{{Path: "greptime.password", File: write("password", "fake-password-of-a-file\n")}}}, "fake-password-of-a-file"},
+		"variable": {Values{Secrets: []SecretReference{{Path: "greptime.password", Variable: "REFIT_SECRET_GREPTIME"}}}, "fake-password-of-a-variable"},
+		"secrets file": {Values{SecretsFile: write("secrets.yaml", "greptime: {password: fake-password-of-all, user: fake-user-of-all}\n")},
+			"fake-password-of-all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			intent := i.intent()
+			intent.Values = c.values
+			r, err := i.activities.resolve(t.Context(), i.client, i.scope, intent)
+			require.NoError(t, err)
+			got, _ := helm.GetPath(r.values, "greptime.password")
+			assert.Equal(t, c.want, got)
+			assert.NotContains(t, r.masker.String("login with "+c.want+" as fake-user-of-all failed"), c.want)
+			if c.values.SecretsFile != "" {
+				assert.NotContains(t, r.masker.String("login as fake-user-of-all failed"), "fake-user-of-all", "everything in that file is secret")
+			}
+		})
+	}
+	for name, v := range map[string]Values{
+		"no such file":          {Secrets: []SecretReference{{Path: "a.b", File: filepath.Join(folder, "none")}}},
+		"no such variable":      {Secrets: []SecretReference{{Path: "a.b", Variable: "REFIT_SECRET_NONE"}}},
+		"the worker's own":      {Secrets: []SecretReference{{Path: "a.b", Variable: "PATH"}}},
+		"two sources":           {Secrets: []SecretReference{{Path: "a.b", Variable: "REFIT_SECRET_GREPTIME", File: "/x"}}},
+		"half a Secret":         {Secrets: []SecretReference{{Path: "a.b", Namespace: "x", Secret: "y"}}},
+		"a broken secrets file": {SecretsFile: write("broken.yaml", "greptime: {password: fake-broken-password\n")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			intent := i.intent()
+			intent.Values = v
+			_, err := i.activities.resolve(t.Context(), i.client, i.scope, intent)
+			f, class, ok := finding.Of(err)
+			require.True(t, ok, err)
+			assert.Equal(t, finding.Stop, class)
+			assert.NotEmpty(t, f.Next)
+			mustHide(t, err, "fake-broken-password")
+		})
+	}
+}
+
 func TestTheUsersValuesSurviveAndThePinsHold(t *testing.T) {
 	i := install(t)
 	r, err := i.activities.resolve(t.Context(), i.client, i.scope, i.intent())
@@ -267,14 +319,19 @@ func TestTheDiffIsMaskedAndNamesWhatChanges(t *testing.T) {
 	assert.Empty(t, blocking)
 }
 
+// emptyRegistry answers for the chart's registry.
+func (i *installation) emptyRegistry() {
+	images := httptest.NewServer(registryserver.New(registryserver.Logger(log.New(io.Discard, "", 0))))
+	i.t.Cleanup(images.Close)
+	var err error
+	i.activities.Registry, err = registry.ParseMirrors("registry.test=" + images.URL)
+	require.NoError(i.t, err)
+}
+
 func TestThePreflightTellsEverythingAtOnce(t *testing.T) {
 	i := install(t)
 	i.world.control()
-	images := httptest.NewServer(registryserver.New(registryserver.Logger(log.New(io.Discard, "", 0))))
-	defer images.Close()
-	var err error
-	i.activities.Registry, err = registry.ParseMirrors("registry.test=" + images.URL)
-	require.NoError(t, err)
+	i.emptyRegistry()
 	out, err := i.activities.Preflight(t.Context(), PreflightRequest{Scope: i.scope, Intent: i.intent(), Acknowledged: []string{"T04", "T17"}})
 	require.NoError(t, err)
 	assert.Equal(t, "2.16.3", out.Source.Controller)

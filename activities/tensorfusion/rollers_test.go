@@ -2,19 +2,14 @@ package tensorfusion
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -112,101 +107,75 @@ func TestAStalledWorkerRolloutIsStopped(t *testing.T) {
 	assert.False(t, w.policy().AutoWorker)
 }
 
+// A worker that crashes and comes back for ever is change, not progress.
+func TestAWorkerThatFlapsDoesNotKeepAStalledRolloutAlive(t *testing.T) {
+	w := newWorld(t)
+	w.workload()
+	w.poolStatus(map[string]any{"workerConfigSynced": false, "workerUpdateProgress": int64(20)})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	w.flap(ctx)
+	_, err := rollWorkers(ctx, w.client, w.workersRequest(2*time.Second))
+	require.NoError(t, ctx.Err(), "only the test's own deadline has ended it")
+	f, class, ok := finding.Of(err)
+	require.True(t, ok, err)
+	assert.Equal(t, finding.Stop, class)
+	assert.Equal(t, "within 2s", f.Expected)
+	assert.False(t, w.policy().AutoWorker)
+}
+
+// flap lets the worker of the workload become ready and fail again until ctx ends.
+func (w *world) flap(ctx context.Context) {
+	ended := make(chan struct{})
+	w.t.Cleanup(func() { <-ended })
+	workloads := w.admin.Dynamic.Resource(workloadsGVR).Namespace(w.scope.Release.Namespace)
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for n := int64(0); ; n = 1 - n {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			u, err := workloads.Get(ctx, "llm", metav1.GetOptions{})
+			if err != nil {
+				continue
+			}
+			u.Object["status"] = map[string]any{"workerCount": int64(1), "readyWorkers": n, "podTemplateHash": "w"}
+			_, _ = workloads.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+		}
+	}()
+}
+
+func TestStepsForwardAreToldFromMereChange(t *testing.T) {
+	type step struct {
+		percent, open int
+		forward       bool
+	}
+	for name, steps := range map[string][]step{
+		"each batch outdates its workers, which are replaced one by one": {
+			{0, 0, false}, {0, 2, false}, {0, 1, true}, {0, 0, true}, {50, 0, true}, {50, 2, false}, {50, 1, true}, {50, 0, true}, {100, 0, true},
+		},
+		"a worker flaps":                     {{20, 1, false}, {20, 0, true}, {20, 1, false}, {20, 0, false}, {20, 1, false}, {20, 0, false}},
+		"a worker flaps while others roll":   {{20, 5, false}, {20, 4, true}, {20, 5, false}, {20, 4, false}, {20, 3, true}, {20, 4, false}, {20, 3, false}},
+		"the percentage flaps":               {{20, 1, false}, {40, 1, true}, {20, 1, false}, {40, 1, false}, {60, 1, true}},
+		"100 of the rollout before is stale": {{100, 0, false}, {100, 0, false}, {0, 4, false}, {25, 4, true}, {50, 4, true}, {100, 4, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen advance
+			for i, s := range steps {
+				assert.Equal(t, s.forward, seen.moved(s.percent, s.open), "step %d: %+v", i+1, s)
+			}
+		})
+	}
+}
+
 // T27: 0 % would become one batch of everything.
 func TestZeroPercentIsRefused(t *testing.T) {
 	_, err := rollWorkers(t.Context(), nil, WorkersRequest{})
 	f, _, ok := finding.Of(err)
 	require.True(t, ok)
 	assert.Equal(t, "T27", f.Row)
-}
-
-// app is a Deployment-like owner: a ReplicaSet that this double keeps at its
-// number of pods, new ones with the current injection.
-func (w *world) app(name string, replicas int) {
-	w.t.Helper()
-	namespace := w.scope.Release.Namespace
-	labels := map[string]string{"app": name}
-	rs, err := w.admin.Typed.AppsV1().ReplicaSets(namespace).Create(w.t.Context(), &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.ReplicaSetSpec{
-			Replicas: pointer(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "x"}}}},
-		},
-	}, metav1.CreateOptions{})
-	require.NoError(w.t, err)
-	for i := range replicas {
-		require.NoError(w.t, w.clientPod(w.t.Context(), fmt.Sprintf("%s-old-%d", name, i), name, "old", rs))
-	}
-	n := 0
-	w.background(func(objects kube.Objects) {
-		for range replicas - len(objects[0]) {
-			n++
-			_ = w.clientPod(w.t.Context(), fmt.Sprintf("%s-new-%d", name, n), name, "new", rs)
-		}
-	}, kube.Selection{Resource: podsGVR, Namespace: namespace, Labels: "app=" + name})
-}
-
-func (w *world) clientPod(ctx context.Context, name, app, hash string, rs *appsv1.ReplicaSet) error {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app, labelEnabled: "true", labelGPUPool: w.pool, labelTemplateHash: hash}},
-		Spec:       corev1.PodSpec{TerminationGracePeriodSeconds: pointer(int64(0)), Containers: []corev1.Container{{Name: "c", Image: "x"}}},
-	}
-	if rs != nil {
-		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
-	}
-	pods := w.admin.Typed.CoreV1().Pods(w.scope.Release.Namespace)
-	made, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
-	made.Status = provenPod("x").Status
-	_, err = pods.UpdateStatus(ctx, made, metav1.UpdateOptions{})
-	return err
-}
-
-func (w *world) evict(limit time.Duration, leave ...string) (ClientsResult, error) {
-	e := newEviction(w.client, ClientsRequest{Scope: w.scope, Pool: w.pool, PerOwner: 1, Leave: leave, Limit: limit})
-	return e.run(w.t.Context())
-}
-
-func TestStaleClientsAreEvictedOneByOneAndBarePodsAreLeft(t *testing.T) {
-	w := newWorld(t)
-	w.poolStatus(map[string]any{"client": "new"})
-	w.app("web", 3)
-	require.NoError(t, w.clientPod(t.Context(), "bare", "bare", "old", nil))
-	out, err := w.evict(20 * time.Second)
-	require.NoError(t, err)
-	assert.Equal(t, 3, out.Evicted)
-	require.Len(t, out.Left, 1)
-	assert.Equal(t, "bare", out.Left[0].Name)
-	assert.Equal(t, leftBare, out.Left[0].Left)
-}
-
-func TestOwnersThatThePlanNamesAreLeft(t *testing.T) {
-	w := newWorld(t)
-	w.poolStatus(map[string]any{"client": "new"})
-	w.app("web", 1)
-	out, err := w.evict(20*time.Second, "ReplicaSet/"+w.scope.Release.Namespace+"/web")
-	require.NoError(t, err)
-	assert.Zero(t, out.Evicted)
-	require.Len(t, out.Left, 1)
-	assert.Equal(t, leftByPlan, out.Left[0].Left)
-}
-
-func TestABudgetThatRefusesIsNamed(t *testing.T) {
-	w := newWorld(t)
-	w.poolStatus(map[string]any{"client": "new"})
-	w.app("web", 2)
-	_, err := w.admin.Typed.PolicyV1().PodDisruptionBudgets(w.scope.Release.Namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "keep-web"},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: pointer(intstr.FromInt32(2)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-		},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = w.evict(2 * time.Second)
-	f, class, ok := finding.Of(err)
-	require.True(t, ok, err)
-	assert.Equal(t, finding.Wait, class)
-	assert.Contains(t, f.Found, "keep-web")
 }

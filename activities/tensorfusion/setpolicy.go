@@ -120,8 +120,8 @@ func setPolicy(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyRe
 // wanted is one pool's policy in the mode that is asked for.
 func (r PolicyRequest) wanted(live PoolPolicy, before map[string]PoolPolicy) (PoolPolicy, error) {
 	was, known := before[live.Pool]
-	if !known {
-		was = live.hold() // a pool that came meanwhile stays off
+	if !known { // a pool that came meanwhile stays off
+		return live.hold(), nil
 	}
 	switch r.Mode {
 	case PolicyRestore:

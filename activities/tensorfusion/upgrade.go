@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/helm"
@@ -14,6 +15,7 @@ import (
 // TensorFusionCluster that the chart does not manage is edited directly.
 func (a *Activities) UpgradeRelease(ctx context.Context, req ReleaseRequest) (ReleaseResult, error) {
 	defer pulse(ctx, nil)()
+	until := time.Now().Add(req.Limit)
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
 		return ReleaseResult{}, err
@@ -22,6 +24,9 @@ func (a *Activities) UpgradeRelease(ctx context.Context, req ReleaseRequest) (Re
 	if err != nil {
 		return ReleaseResult{}, err
 	}
+	// What pulling the chart took is not Helm's any more: its own deadline must
+	// come before the activity's, which says nothing.
+	req.Limit = max(time.Until(until), time.Second)
 	out, err := upgradeRelease(ctx, c, req, r)
 	return out, r.masker.Error(inRow(err, "T08"))
 }

@@ -37,20 +37,14 @@ type Chart struct {
 }
 
 // Values says what the release's values become: the user's values as stored
-// in the live release, then File (on the worker), then Inline. Inline values
-// under known secret keys are refused; Secrets name them by reference.
+// in the live release, then File (on the worker), then Inline, then
+// SecretsFile (on the worker; every value in it is secret), then Secrets. Inline
+// values under known secret keys are refused; Secrets name them by reference.
 type Values struct {
-	File    string            `json:"file,omitempty"`
-	Inline  map[string]any    `json:"inline,omitempty"`
-	Secrets []SecretReference `json:"secrets,omitempty"`
-}
-
-// SecretReference puts the value of a Secret's key at a dotted values path.
-type SecretReference struct {
-	Path      string `json:"path"`
-	Namespace string `json:"namespace"`
-	Secret    string `json:"secret"`
-	Key       string `json:"key"`
+	File        string            `json:"file,omitempty"`
+	Inline      map[string]any    `json:"inline,omitempty"`
+	SecretsFile string            `json:"secretsFile,omitempty"`
+	Secrets     []SecretReference `json:"secrets,omitempty"`
 }
 
 // Intent is what the release shall become; carried by every release activity,
@@ -309,6 +303,9 @@ type Rolled struct {
 	Hypervisors []string `json:"hypervisors,omitempty"`
 	Workers     []string `json:"workers,omitempty"`
 	Clients     []string `json:"clients,omitempty"`
+	// Completed are pools whose workers the controller made anew by itself, as
+	// forecast: they must be complete, of whatever image.
+	Completed []string `json:"completed,omitempty"`
 	// Left are client pods (namespace/name) that were left alone and listed.
 	Left []string `json:"left,omitempty"`
 }
@@ -347,9 +344,11 @@ type ReceiptRequest struct {
 	Hosts []byte `json:"hosts,omitempty"`
 }
 
-// ReceiptResult names both places.
+// ReceiptResult names the places: the receipt, its rows per host, and the
+// ConfigMap.
 type ReceiptResult struct {
 	Artifact  artifact.Ref `json:"artifact"`
+	Hosts     artifact.Ref `json:"hosts,omitzero"`
 	ConfigMap string       `json:"configMap"`
 }
 

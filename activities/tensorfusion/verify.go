@@ -73,7 +73,7 @@ func awaitSettled(ctx context.Context, c *kube.Client, req VerifyRequest) error 
 		return len(selections) - len(s)
 	}
 	workers, clients := 0, 0 // where in the objects they begin; 0 = not watched
-	if len(req.Rolled.Workers) > 0 {
+	if len(req.Rolled.Workers)+len(req.Rolled.Completed) > 0 {
 		workers = watch(kube.Selection{Resource: workloadsGVR}, kube.Selection{Resource: podsGVR, Labels: workerSelector})
 	}
 	if len(req.Rolled.Clients) > 0 {

@@ -85,7 +85,7 @@ func workerImage(providers []FusionProvider) string {
 	return ""
 }
 
-// errProgress ends one round of a watch because something moved.
+// errProgress ends one round of a watch because something moved forward.
 var errProgress = errors.New("progress")
 
 // RollWorkers lets the controller roll the pool's workers in its own batches
@@ -165,22 +165,20 @@ func setWorkerPolicy(ctx context.Context, c *kube.Client, req WorkersRequest, on
 // watchWorkers waits until the controller says 100 and synced and every worker
 // is of its template. Each step forward gives the next one its own time.
 func watchWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) error {
-	last := ""
+	var seen advance
 	for {
 		err := c.Await(ctx, kube.Wait{
 			What: "worker rollout of GPUPool/" + req.Pool, Limit: req.Stall, Heartbeat: beater(ctx),
 			Next: "the flag is off again; look for workers that do not become ready (capacity, image), then retry",
 		}, func(objects kube.Objects) (bool, string, error) {
-			state, done, err := workersState(objects, req.Pool)
-			if done || err != nil {
-				return true, state, err
+			state, err := workersState(objects, req.Pool)
+			if state.done || err != nil {
+				return true, state.text, err
 			}
-			if last != "" && state != last {
-				last = state
-				return true, state, errProgress
+			if len(objects[0]) > 0 && seen.moved(state.percent, state.open) {
+				return true, state.text, errProgress
 			}
-			last = state
-			return false, state, nil
+			return false, state.text, nil
 		},
 			kube.Selection{Resource: poolsGVR, Name: req.Pool},
 			kube.Selection{Resource: workloadsGVR},
@@ -192,26 +190,66 @@ func watchWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) error
 	}
 }
 
-// workersState describes the rollout in one line, whose change is progress.
-func workersState(objects kube.Objects, pool string) (string, bool, error) {
+// advance tells steps forward from mere change: a worker that crashes and comes
+// back for ever changes the state each time.
+type advance struct {
+	begun       bool
+	told        bool // the percentage is of this rollout, not 100 of the one before
+	percent     int  // the highest so far
+	most, least int  // of what was open since the percentage last rose
+}
+
+// moved reports a higher percentage, or fewer open workers than ever since the
+// batch opened them: the controller outdates a batch's workers only when it
+// begins it, so that a new maximum begins the count anew. Both are bounded.
+func (a *advance) moved(percent, open int) bool {
+	a.told = a.told || percent < 100
+	if !a.told {
+		percent = 0
+	}
+	switch {
+	case !a.begun:
+		a.begun, a.percent, a.most, a.least = true, percent, open, open
+		return false
+	case percent > a.percent:
+		a.percent, a.most, a.least = percent, open, open
+		return true
+	case open > a.most:
+		a.most, a.least = open, open
+		return false
+	case open < a.least:
+		a.least = open
+		return true
+	}
+	return false
+}
+
+// workersAt is where a worker rollout stands.
+type workersAt struct {
+	percent, open int
+	done          bool
+	text          string
+}
+
+func workersState(objects kube.Objects, pool string) (workersAt, error) {
 	if len(objects[0]) == 0 {
-		return "GPUPool/" + pool + " is gone", false, nil
+		return workersAt{text: "GPUPool/" + pool + " is gone"}, nil
 	}
 	p, err := decode[FusionPool](objects[0][0])
 	if err != nil {
-		return "", false, err
+		return workersAt{}, err
 	}
 	workloads, err := decodeAll[FusionWorkload](objects[1])
 	if err != nil {
-		return "", false, err
+		return workersAt{}, err
 	}
 	workers, err := decodeAll[corev1.Pod](objects[2])
 	if err != nil {
-		return "", false, err
+		return workersAt{}, err
 	}
 	providers, err := decodeAll[FusionProvider](objects[3])
 	if err != nil {
-		return "", false, err
+		return workersAt{}, err
 	}
 	o := &Observation{Rolled: Rolled{Workers: []string{pool}}, Workers: workers, Providers: providers}
 	for _, w := range workloads {
@@ -226,8 +264,10 @@ func workersState(objects kube.Objects, pool string) (string, bool, error) {
 	}
 	sort.Strings(lines)
 	s := p.Status.Components
-	state := fmt.Sprintf("%d %%, synced=%t, %d open: %s", s.WorkerProgress, s.WorkerSynced, len(open), strings.Join(lines, ", "))
-	return state, len(open) == 0 && s.WorkerSynced && s.WorkerProgress == 100, nil
+	return workersAt{
+		percent: int(s.WorkerProgress), open: len(open), done: len(open) == 0 && s.WorkerSynced && s.WorkerProgress == 100,
+		text: fmt.Sprintf("%d %%, synced=%t, %d open: %s", s.WorkerProgress, s.WorkerSynced, len(open), strings.Join(lines, ", ")),
+	}, nil
 }
 
 func decodeAll[T any](objects []*unstructured.Unstructured) ([]T, error) {

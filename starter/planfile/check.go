@@ -89,6 +89,10 @@ func (d *document) collect(out *Problems, e *jsonschema.ValidationError, schema 
 		}
 		text, _ := k.Got.(string)
 		add(here, false, "is %s: want one of %s%s", describe(got), strings.Join(want, ", "), suggestion(text, want))
+	case *kind.Minimum:
+		add(here, false, "is %s: want %s or more", describe(got), k.Want.RatString())
+	case *kind.Maximum:
+		add(here, false, "is %s: want %s or less", describe(got), k.Want.RatString())
 	case *kind.Pattern:
 		if k.Want == DurationPattern {
 			add(here, false, "is %s: want a duration with a unit such as 90s, 5m or 2h", describe(got))

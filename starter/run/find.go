@@ -32,7 +32,10 @@ type Run struct {
 func (r Run) Open() bool { return r.State == "open" }
 
 // Kinds are the workflow types that people start or meet on their own.
-var Kinds = []string{protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.GPUNode}
+var Kinds = []string{
+	protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.GPUNode,
+	protocol.NATSDrain, protocol.NATSReplicas, protocol.NATSRoll,
+}
 
 // List returns runs, newest first; with all=false only open ones. Runs that
 // another run started are left out: their parent speaks for them.

@@ -3,9 +3,12 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -208,9 +211,45 @@ func (w *world) searchSecrets(run string, planted []string) {
 	log, err := os.ReadFile(filepath.Join(w.home, "worker.log"))
 	require.NoError(w.t, err)
 	places["the worker's log"] = log
+	for path, content := range w.evidence() {
+		places["artifact "+path] = content
+	}
 	for place, b := range places {
+		b = append(b, unpacked(b)...)
 		for _, s := range planted {
 			assert.False(w.t, bytes.Contains(b, []byte(s)), "a planted secret appears in %s", place)
+			coded := base64.StdEncoding.EncodeToString([]byte(s))
+			assert.False(w.t, bytes.Contains(b, []byte(coded)), "a planted secret appears in %s, in base64", place)
 		}
 	}
+}
+
+// evidence reads every artifact that is stored in the clear.
+func (w *world) evidence() map[string][]byte {
+	w.t.Helper()
+	found := map[string][]byte{}
+	root := strings.TrimPrefix(w.vars["REFIT_ARTIFACTS"], "file://")
+	require.NoError(w.t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(path, ".age") {
+			return err
+		}
+		found[path], err = os.ReadFile(path)
+		return err
+	}))
+	require.NotEmpty(w.t, found, "the diff and the receipt at least lie in %s", root)
+	return found
+}
+
+var base64Text = regexp.MustCompile(`[A-Za-z0-9+/]{24,}={0,2}`)
+
+// unpacked is what stands in base64 in a text: bytes in a JSON payload do.
+func unpacked(b []byte) []byte {
+	var out []byte
+	for _, text := range base64Text.FindAll(b, -1) {
+		text = bytes.TrimRight(text, "=")
+		if clear, err := base64.RawStdEncoding.DecodeString(string(text[:len(text)/4*4])); err == nil {
+			out = append(append(out, clear...), '\n')
+		}
+	}
+	return out
 }

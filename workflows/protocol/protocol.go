@@ -23,6 +23,9 @@ const (
 	Rollout              = "Rollout"
 	RolloutShard         = "RolloutShard"
 	GPUNode              = "GPUNode"
+	NATSDrain            = "NATSDrain"
+	NATSReplicas         = "NATSReplicas"
+	NATSRoll             = "NATSRoll"
 )
 
 // Verbs: signals, Updates and CLI verbs share these names.

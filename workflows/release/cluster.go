@@ -22,10 +22,14 @@ import (
 const Heartbeat = 5 * time.Second
 
 const (
-	// attempts bounds the retries of one activity: with the intervals below
-	// they span about ten minutes, so an API server that restarts is waited
-	// for and one that stays away parks the run.
+	// attempts bounds the retries of what fails at once: with the intervals
+	// below they span about ten minutes, so an API server that restarts is
+	// waited for and one that stays away parks the run.
 	attempts = 45
+	// patience bounds all attempts of one activity together, beside its own
+	// limit and with its time in the queue: attempts that each run into their
+	// deadline would otherwise go on for hours.
+	patience = 15 * time.Minute
 	// slack lets the activity's own deadline come first, with its reason.
 	slack = 30 * time.Second
 	// lastWait is how long an activity of the run's end lies in a queue that
@@ -44,11 +48,12 @@ func Retries() *temporal.RetryPolicy {
 // have a worker; limit is the activity's own deadline.
 func Do(ctx workflow.Context, s *stage.Scope, cluster, name, summary string, limit time.Duration, req, out any) error {
 	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		StartToCloseTimeout: limit + slack,
-		HeartbeatTimeout:    Heartbeat,
-		WaitForCancellation: true,
-		Summary:             summary,
-		RetryPolicy:         Retries(),
+		StartToCloseTimeout:    limit + slack,
+		ScheduleToCloseTimeout: limit + slack + patience,
+		HeartbeatTimeout:       Heartbeat,
+		WaitForCancellation:    true,
+		Summary:                summary,
+		RetryPolicy:            Retries(),
 	})
 	return s.Activity(ctx, protocol.ClusterQueue(cluster), out, name, req)
 }

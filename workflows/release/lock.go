@@ -20,8 +20,8 @@ const callLimit = time.Minute
 
 // Lock is what a run has of its release once it has asked for it.
 type Lock struct {
-	// Scope names the cluster by its UID: another cluster under the same name
-	// is refused from now on.
+	// Scope names the cluster by its UID and the Lease by its holder: another
+	// cluster under the same name, and a lost Lease, are refused from now on.
 	Scope  tensorfusion.Scope
 	Holder string
 	// Refused closes the run as Locked: another run holds the Lease.
@@ -66,6 +66,7 @@ func Take(ctx workflow.Context, s *stage.Scope, scope tensorfusion.Scope) (Lock,
 		s.Note("Lease refit-%s taken over from the closed run %s", name, got.TookOverFrom)
 		s.Run().Warn("Took the Lease over from " + got.TookOverFrom + ", which is closed: what it left is found and finished by the stages that follow.")
 	}
+	scope.Holder = got.Holder
 	return Lock{Scope: scope, Holder: got.Holder}, nil
 }
 

@@ -31,14 +31,14 @@ func (c *clients) roll(ctx workflow.Context) error {
 		return nil
 	}
 	return c.Execute(ctx, stage.Stage{
-		Name: c.name("evict"), Purpose: fmt.Sprintf("evict outdated application pods of pool %s, at most %d per owner at a time", c.in.Entry, c.in.Clients.PerOwner),
+		Name: c.name("evict"), Purpose: fmt.Sprintf("evict outdated application pods of pool %s, at most %d per owner at a time", c.in.Entry, *c.in.Clients.PerOwner),
 		Mutates: true, Skippable: true, Do: c.evict,
 	})
 }
 
 func (c *clients) request() tensorfusion.ClientsRequest {
 	return tensorfusion.ClientsRequest{
-		Scope: c.in.Scope, Pool: c.in.Pool, PerOwner: c.in.Clients.PerOwner, Leave: c.in.Clients.Leave, Limit: c.in.Clients.Limit.D(),
+		Scope: c.in.Scope, Pool: c.in.Pool, PerOwner: *c.in.Clients.PerOwner, Leave: c.in.Clients.Leave, Limit: c.in.Clients.Limit.D(),
 	}
 }
 

@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,14 +26,18 @@ type workload struct {
 	*cluster
 	stale   bool
 	stalled bool
+	// chat are those connected to the outdated workload team-a/chat, idle says
+	// that the other one is outdated too.
+	chat []string
+	idle bool
 }
 
 func (w *workload) observeWorkers(context.Context, tensorfusion.WorkersRequest) (tensorfusion.WorkersResult, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return tensorfusion.WorkersResult{Workloads: []tensorfusion.Workload{
-		{Namespace: "team-a", Name: "chat", Replicas: 2, Ready: 2, Stale: w.stale, Connections: []string{"team-a/chat-0", "team-a/chat-1"}},
-		{Namespace: "team-b", Name: "idle", Replicas: 1, Ready: 1},
+		{Namespace: "team-a", Name: "chat", Replicas: 2, Ready: 2, Stale: w.stale, Connections: slices.Clone(w.chat)},
+		{Namespace: "team-b", Name: "idle", Replicas: 1, Ready: 1, Stale: w.idle},
 	}}, nil
 }
 
@@ -44,12 +49,12 @@ func (w *workload) rollWorkers(ctx context.Context, r tensorfusion.WorkersReques
 	if w.stalled {
 		return tensorfusion.WorkersResult{}, finding.Finding{Row: "T15", Object: "GPUPool/tf-shared", Expected: "progress", Found: "none for 10m0s"}.Error(finding.Stop)
 	}
-	w.do(func() { w.stale = false })
+	w.do(func() { w.stale, w.idle = false, false; w.say("rolled") })
 	return w.observeWorkers(ctx, r)
 }
 
 func newWorkload(t *testing.T) (*workload, *harness) {
-	w := &workload{cluster: newCluster(t, 1), stale: true}
+	w := &workload{cluster: newCluster(t, 1), stale: true, chat: []string{"team-a/chat-0", "team-a/chat-1"}}
 	return w, newHarness(t, w.cluster, map[string]any{
 		tensorfusion.WorkersActivity: w.observeWorkers, tensorfusion.RollWorkersActivity: w.rollWorkers,
 	})
@@ -75,6 +80,68 @@ func TestWorkersAreRolledByTheControllerAfterAGateThatListsSessions(t *testing.T
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.Equal(t, protocol.Progress{Done: 1, Total: 1}, r.Progress)
 	require.False(t, w.flag, "auto update is off again")
+}
+
+// The approval is for the sessions that were listed: what has come since is
+// asked for, until nothing has.
+func TestSessionsThatCameSinceTheApprovalAreAskedForAnew(t *testing.T) {
+	w, h := newWorkload(t)
+	in := workerInput()
+	in.Strategy.Approvers = 1
+	asked := 0
+	approve := func(found string, meanwhile func()) func() {
+		return func() {
+			asked++
+			require.Contains(t, h.waits(protocol.WaitApproval, roll).Found, found)
+			require.NotContains(t, w.log, "flag on", "nobody loses a session that was not accepted")
+			w.do(meanwhile)
+			h.signal(protocol.Approve, protocol.Answer{By: "ann"})
+		}
+	}
+	h.at(time.Hour, approve("1 workloads lose", func() { w.chat = append(w.chat, "team-a/chat-2") }))
+	h.at(2*time.Hour, approve("the list has grown (team-a/chat with 3 connections instead of 2): 1 workloads lose their GPU sessions: team-a/chat (2 workers): team-a/chat-0, team-a/chat-1, team-a/chat-2",
+		func() { w.idle = true }))
+	h.at(3*time.Hour, approve("the list has grown (team-b/idle with 0 connections): 2 workloads lose", func() {
+		w.chat = []string{"team-a/chat-3"} // fewer, and another one
+	}))
+	require.Equal(t, protocol.OutcomeDone, h.run(in).Outcome)
+	require.Equal(t, 3, asked)
+	require.Contains(t, w.log, "flag on")
+}
+
+// A repair before a retry takes its time too.
+func TestSessionsThatCameBeforeARetryAreAskedForAnew(t *testing.T) {
+	w, h := newWorkload(t)
+	w.stalled = true
+	in := workerInput()
+	in.Strategy.Approvers = 1
+	h.at(time.Hour, func() { h.signal(protocol.Approve, protocol.Answer{By: "ann"}) })
+	h.at(2*time.Hour, func() {
+		h.waits(protocol.WaitParked, roll)
+		w.do(func() { w.stalled = false; w.idle = true })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	asked := false
+	h.at(3*time.Hour, func() {
+		asked = true
+		require.Contains(t, h.waits(protocol.WaitApproval, roll).Found, "team-b/idle with 0 connections")
+		require.NotContains(t, w.log, "rolled")
+		h.signal(protocol.Approve, protocol.Answer{By: "ann"})
+	})
+	require.Equal(t, protocol.OutcomeDone, h.run(in).Outcome)
+	require.True(t, asked)
+}
+
+func TestWorkersThatSomebodyElseRolledMeanwhileAreLeft(t *testing.T) {
+	w, h := newWorkload(t)
+	in := workerInput()
+	in.Strategy.Approvers = 1
+	h.at(time.Hour, func() {
+		w.do(func() { w.stale = false })
+		h.signal(protocol.Approve, protocol.Answer{By: "ann"})
+	})
+	h.run(in)
+	require.NotContains(t, w.log, "flag on")
 }
 
 func TestWorkersThatStallParkWithTheFlagOffAndGoOnAfterRetry(t *testing.T) {

@@ -242,7 +242,7 @@ func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decisi
 	for part := range slices.Chunk(d.Hosts, h.shardSize()) {
 		in := ShardInput{
 			Scope: h.in.Scope, Pool: h.in.Pool, Goal: h.in.Goal, Validation: h.in.Validation, Level: h.in.Level,
-			Strict: h.in.Strict, Limit: h.in.Strategy.HostTimeout.D(),
+			Expect: h.in.Expect, Strict: h.in.Strict, Limit: h.in.Strategy.HostTimeout.D(),
 		}
 		if d.Batch != proofStage {
 			in.Prepare = h.in.Prepare
@@ -252,7 +252,9 @@ func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decisi
 			if d.Batch == proofStage {
 				target.UID = "" // without a UID nothing of the host is deleted
 			}
-			in.Hosts = append(in.Hosts, ShardHost{HostTarget: target, Baseline: h.rows[name].Baseline})
+			in.Hosts = append(in.Hosts, ShardHost{
+				HostTarget: target, Baseline: h.rows[name].Baseline, Partitioned: h.seen[name].Partitioned,
+			})
 		}
 		cctx := workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{
 			WorkflowID:        fmt.Sprintf("%s.%s.%d.%d", workflow.GetInfo(ctx).WorkflowExecution.ID, h.name(d.Batch), h.waves, len(futures)+1),

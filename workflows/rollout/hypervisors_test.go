@@ -87,7 +87,10 @@ func TestBadVerdictIsNotForgottenByRetry(t *testing.T) {
 		h.waits(protocol.WaitParked, canary)
 		require.Equal(t, 2, c.validated["gpu-1"])
 		require.Equal(t, 1, c.deleted["gpu-1"], "the new pod is on target: it is validated, not replaced again")
-		require.Len(t, c.baselines["gpu-1"].Devices, 1, "the GPU seen before the first attempt is still asked for")
+		b := c.baselines["gpu-1"]
+		require.Len(t, b.Devices, 1, "the GPU seen before the first attempt is still asked for")
+		require.Equal(t, "0", b.Readings["xids"], "and every reading of then")
+		require.Zero(t, b.KernelLog.Sequence, "the log is read from then on")
 		c.do(func() { delete(c.verdict, "gpu-1") })
 		h.signal(protocol.Retry, protocol.Answer{})
 	})
@@ -98,6 +101,14 @@ func TestBadVerdictIsNotForgottenByRetry(t *testing.T) {
 	for _, row := range r.Hosts {
 		require.Nil(t, row.Baseline, "baselines are no part of the result")
 	}
+}
+
+func TestWhatThePlanExpectsOfAHostReachesItsAgent(t *testing.T) {
+	c := newCluster(t, 1)
+	in := input(plan.Strategy{})
+	in.Expect = &gpu.Expect{Driver: "580.95.05", TensorFusion: &gpu.TensorFusionHost{Port: 8001}}
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, c).run(in).Outcome)
+	require.Equal(t, in.Expect, c.expected["gpu-1"])
 }
 
 func TestDegradedIsAWarningUnlessStrict(t *testing.T) {
@@ -391,4 +402,30 @@ func TestStrategyThatDoesNotFitThePoolParksBeforeAnythingIsTouched(t *testing.T)
 	})
 	require.Equal(t, protocol.OutcomeAborted, h.run(input(plan.Strategy{Canary: &plan.Canary{Count: 3}})).Outcome)
 	require.Empty(t, c.replaced())
+}
+
+func TestTheParentsDeadlineParksTheRolloutBetweenItsBatches(t *testing.T) {
+	c := newCluster(t, 4)
+	h := newHarness(t, c)
+	in := input(plan.Strategy{Batch: plan.Amount{Count: 1}, SoakBatch: window.Duration(10 * time.Minute), Gates: plan.GateNone})
+	in.Deadline, in.MaxDuration = h.Now().Add(5*time.Minute), window.Duration(time.Hour)
+	h.at(30*time.Minute, func() {
+		require.Contains(t, h.status().WaitingFor.Found, "max duration of 1h")
+		require.Less(t, len(c.deleted), 4)
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	require.Equal(t, protocol.OutcomeDone, h.run(in).Outcome)
+}
+
+func TestTheGravestCheckIsNamedFirst(t *testing.T) {
+	r := gpu.Result{Verdict: gpu.Unfit, Checks: []gpu.Check{
+		{Name: "libraries", Severity: gpu.Info, Skipped: "not visible"},
+		{Name: "ECC", Severity: gpu.Warn, Expected: "0", Found: "1"},
+		{Name: "passed", Severity: gpu.Fatal, OK: true},
+		{Name: "inventory", Device: "GPU-1", Severity: gpu.Fatal, Expected: "there", Found: "lost"},
+	}}
+	require.Equal(t, "inventory of GPU-1: expected there, found lost; ECC: expected 0, found 1", failures(r))
+	r.Verdict = gpu.Unproven
+	require.Contains(t, failures(r), "libraries not answered: not visible")
+	require.Equal(t, "the agent named no check", failures(gpu.Result{Verdict: gpu.Unfit}))
 }

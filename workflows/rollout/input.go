@@ -33,6 +33,9 @@ const (
 	ValidateNone      = "none"
 )
 
+// AcknowledgeValidation accepts that hosts are called proven without a GPU call.
+const AcknowledgeValidation = "validation"
+
 // Input is the one JSON value of a Rollout.
 type Input struct {
 	Scope     tensorfusion.Scope `json:"scope"`
@@ -44,18 +47,30 @@ type Input struct {
 	Strategy plan.Strategy     `json:"strategy,omitzero"`
 	Goal     tensorfusion.Goal `json:"goal,omitzero"`
 	// Validation is agent (default), canaryJob or none; Level how deep the
-	// agent goes.
+	// agent goes. Where no agent and no Job proves the hosts, which a rollout
+	// started alone must accept as "validation" in acknowledge, its result
+	// carries a warning.
 	Validation string    `json:"validation,omitempty" jsonschema:"enum=agent,enum=canaryJob,enum=none"`
 	Level      gpu.Level `json:"level,omitempty" jsonschema:"enum=quick,enum=standard,enum=stress"`
+	// Acknowledge names what the plan accepts: "validation".
+	Acknowledge []string `json:"acknowledge,omitempty"`
 	// Prepare has every host of a batch brought to a declared set-up and proven
 	// by a GPUNode of its own before its pod is replaced; a host that can't be
 	// has failed, its pod untouched. Component hypervisor alone.
 	Prepare *gpunode.Prepare `json:"prepare,omitempty"`
+	// Expect is what every host must be beside what it was, such as a driver
+	// version. With tensorFusion in it the hypervisor's own answers are compared
+	// on the host; its port is the pool's where the plan names none.
+	Expect *gpu.Expect `json:"expect,omitempty"`
 	// Strict counts the verdict "degraded" as a failure instead of a warning.
 	Strict  bool           `json:"strict,omitempty"`
 	Windows []window.Spec  `json:"windows,omitempty"`
 	Workers *WorkerOptions `json:"workers,omitempty"`
 	Clients *ClientOptions `json:"clients,omitempty"`
+	// Deadline is when the parent's maxDuration ends: the rollout parks then, and
+	// a retry allows another MaxDuration.
+	Deadline    time.Time       `json:"deadline,omitzero" jsonschema:"-"`
+	MaxDuration window.Duration `json:"maxDuration,omitempty" jsonschema:"-"`
 	// FixFirst takes broken hosts first, as a rollback wants it.
 	FixFirst bool `json:"fixFirst,omitempty"`
 	// Parent is nil when the rollout was started alone: it then takes the
@@ -63,30 +78,6 @@ type Input struct {
 	Parent *protocol.Parent `json:"parent,omitempty"`
 	// Resume is set by continue-as-new alone.
 	Resume *State `json:"resume,omitempty"`
-}
-
-// WorkerOptions of the driver `controller`.
-type WorkerOptions struct {
-	// AcknowledgeLostSessions accepts that the connections listed at the gate
-	// lose their GPU session. Without it the rollout is refused.
-	AcknowledgeLostSessions bool `json:"acknowledgeLostSessions,omitempty"`
-	// Stall is the longest time without progress (default 10 m).
-	Stall window.Duration `json:"stall,omitempty"`
-	// BatchPercentage and BatchInterval are the controller's own: share of the
-	// workloads per batch (default 20, as in the guide) and the wait between.
-	BatchPercentage int32           `json:"batchPercentage,omitempty"`
-	BatchInterval   window.Duration `json:"batchInterval,omitempty"`
-}
-
-// ClientOptions of the driver `owner`.
-type ClientOptions struct {
-	// PerOwner is how many pods of one owner may be away at a time (default 1).
-	PerOwner int `json:"perOwner,omitempty"`
-	// Leave names owners (Kind/namespace/name) that are not touched.
-	Leave []string `json:"leave,omitempty"`
-	// Limit is how long one eviction may be blocked by a disruption budget
-	// (default 10 m).
-	Limit window.Duration `json:"limit,omitempty"`
 }
 
 // Result of a Rollout, which reads as a protocol.Receipt too. Hosts are in the
@@ -146,7 +137,7 @@ type HostRow struct {
 }
 
 const (
-	defaultWorkerBatch = 20
+	defaultWorkerBatch = int32(20)
 	defaultStall       = 10 * time.Minute
 	defaultLimit       = 10 * time.Minute
 )
@@ -163,27 +154,10 @@ func (in Input) withDefaults() Input {
 		in.Level = gpu.Quick
 	}
 	if in.Workers != nil {
-		w := *in.Workers
-		if w.Stall == 0 {
-			w.Stall = window.Duration(defaultStall)
-		}
-		if w.BatchPercentage == 0 { // the API drops a 0 and makes one batch of all
-			w.BatchPercentage = defaultWorkerBatch
-		}
-		in.Workers = &w
+		in.Workers = in.Workers.withDefaults()
 	}
 	if in.Component == Client {
-		c := ClientOptions{}
-		if in.Clients != nil {
-			c = *in.Clients
-		}
-		if c.PerOwner == 0 {
-			c.PerOwner = 1
-		}
-		if c.Limit == 0 {
-			c.Limit = window.Duration(defaultLimit)
-		}
-		in.Clients = &c
+		in.Clients = in.Clients.withDefaults()
 	}
 	return in
 }
@@ -209,35 +183,50 @@ func (in Input) Validate() []plan.Problem {
 	if !slices.Contains([]gpu.Level{"", gpu.Quick, gpu.Standard, gpu.Stress}, in.Level) {
 		add("level", "is %q: want quick, standard or stress", in.Level)
 	}
-	ps = append(ps, PrepareProblems("prepare", in.Component, in.Prepare)...)
-	switch in.Component {
-	case Hypervisor:
-		ps = append(ps, in.Strategy.Validate("strategy")...)
+	if in.Component == Hypervisor {
 		if in.Goal.HypervisorImage == "" {
 			add("goal.hypervisorImage", "is missing: a rollout must know the image that proves a host")
 		}
 		if in.Goal.PodName == "" {
 			add("goal.podName", "is missing: want the prefix of the pod's name, hypervisor- or tf-hypervisor-")
 		}
-	case Worker:
-		w := in.Workers
-		if w == nil || !w.AcknowledgeLostSessions {
-			add("workers.acknowledgeLostSessions", "is not true: connections to replaced workers lose their GPU session; the plan must accept that")
+		if why := in.unproven(); why != "" && in.Parent == nil && !slices.Contains(in.Acknowledge, AcknowledgeValidation) {
+			add("validation", "is %s: %s; add %q to acknowledge to accept that", in.Validation, why, AcknowledgeValidation)
 		}
-		if w != nil && (w.BatchPercentage < 0 || w.BatchPercentage > 100) {
-			add("workers.batchPercentage", "is %d: want 1 to 100, or leave it out", w.BatchPercentage)
-		}
-		if w != nil && (w.Stall < 0 || w.BatchInterval < 0) {
-			add("workers", "has a negative duration: want positive ones")
-		}
-	case Client:
-		if c := in.Clients; c != nil && (c.PerOwner < 0 || c.Limit < 0) {
-			add("clients", "has a negative limit: want positive ones")
-		}
-	default:
-		add("component", "is %q: want hypervisor, worker or client", in.Component)
 	}
+	for i, a := range in.Acknowledge {
+		if a != AcknowledgeValidation {
+			add(fmt.Sprintf("acknowledge[%d]", i), "is %q: a rollout asks for nothing but %q", a, AcknowledgeValidation)
+		}
+	}
+	ps = append(ps, ComponentProblems("", in.Component, in.Strategy, in.Workers, in.Clients, in.Prepare)...)
 	return ps
+}
+
+// unproven says why no GPU call proves the hosts; empty when one does.
+func (in Input) unproven() string {
+	switch {
+	case in.Component != Hypervisor:
+		return "" // only hosts are validated
+	case in.Validation == ValidateNone:
+		return "hosts are called proven without a GPU call"
+	case in.Validation == ValidateCanaryJob && in.Parent == nil:
+		return "no run starts the Job after a rollout of its own, so hosts are called proven without a GPU call"
+	}
+	return ""
+}
+
+// warnUnproven has the result say that its hosts were not proven by a GPU call.
+func (r *run) warnUnproven(hosts []HostRow) {
+	n := 0
+	for _, h := range hosts {
+		if h.Outcome == tensorfusion.OutcomeReplaced {
+			n++
+		}
+	}
+	if why := r.in.unproven(); why != "" && n > 0 {
+		r.Warn(fmt.Sprintf("validation is %s: %s (%d of pool %s)", r.in.Validation, why, n, r.in.Entry))
+	}
 }
 
 // PlannerHosts are observed hosts as the planner sees them.

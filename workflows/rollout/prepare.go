@@ -11,8 +11,6 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
-	"github.com/refit-run/refit/activities/gpu"
-	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -33,9 +31,20 @@ func PrepareProblems(path, component string, p *gpunode.Prepare) []plan.Problem 
 }
 
 // nodeRun is the run that prepares one host. It validates as deep as the
-// rollout does: the old hypervisor still runs, so the host is not idle.
-func nodeRun(target kube.Target, name string, p *gpunode.Prepare, level gpu.Level, strict bool) gpunode.Input {
-	return gpunode.Input{Target: target, Node: name, Cordon: true, Prepare: p, Level: level, Strict: strict, Unattended: true}
+// rollout does: the old hypervisor still runs, so the host is not idle. Where
+// the MIG instances are tenants of TensorFusion it sets the mode only, whatever
+// the plan says.
+func (s *shard) nodeRun(h ShardHost) gpunode.Input {
+	p := *s.in.Prepare
+	if p.MIG != nil && h.Partitioned {
+		mig := *p.MIG
+		mig.ModeOnly = true
+		p.MIG = &mig
+	}
+	return gpunode.Input{
+		Target: s.in.Scope.Target, Node: h.Name, Cordon: true, Prepare: &p,
+		Level: s.in.Level, Expect: s.in.Expect, Strict: s.in.Strict, Unattended: true,
+	}
 }
 
 // prepare brings every host of the shard to the declared set-up, each by a run
@@ -55,7 +64,7 @@ func (s *shard) prepare(ctx workflow.Context) {
 			StaticSummary:       "prepare " + h.Name,
 		})
 		futures[i] = workflow.ExecuteChildWorkflow(cctx, protocol.GPUNode,
-			nodeRun(s.in.Scope.Target, h.Name, s.in.Prepare, s.in.Level, s.in.Strict))
+			s.nodeRun(h))
 	}
 	for i, h := range s.in.Hosts {
 		var out gpunode.Result
@@ -146,7 +155,8 @@ func (h *hypervisors) preparing() time.Duration {
 	if h.in.Prepare == nil {
 		return 0
 	}
-	return nodeRun(h.in.Scope.Target, "", h.in.Prepare, h.in.Level, h.in.Strict).Longest()
+	s := shard{in: ShardInput{Prepare: h.in.Prepare, Level: h.in.Level, Expect: h.in.Expect}}
+	return s.nodeRun(ShardHost{}).Longest()
 }
 
 // shardSize is the most hosts of one shard.

@@ -32,6 +32,7 @@ type nodes struct {
 	laidOut  map[string]bool
 	busy     map[string]bool
 	lockedBy map[string]bool // another run works on the node
+	modeOnly bool            // as asked last
 	most     int             // nodes cordoned at a time
 	takes    time.Duration   // of one answer of the agent
 }
@@ -64,6 +65,7 @@ func (n *nodes) uncordon(_ context.Context, r node.Request) (node.Result, error)
 func (n *nodes) lay(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.modeOnly = r.MIG.ModeOnly
 	var out gpu.PrepareResult
 	if n.busy[r.Node] {
 		return out, finding.Finding{Object: "GPU GPU-" + r.Node, Expected: "no client", Found: "2 clients", Next: "stop them, then answer retry"}.Error(finding.Wait)
@@ -129,6 +131,17 @@ func TestHostsArePreparedAndProvenBeforeTheirPodsAreReplaced(t *testing.T) {
 	require.Empty(t, n.kept)
 	require.Empty(t, r.LeftBehind)
 	require.Contains(t, r.Stages[4].Note, "4 prepared, 4 replaced")
+}
+
+// A layout laid over partitions that belong to tenants would take their GPUs
+// away, whatever the plan says.
+func TestTenantsPartitionsAreNotTouchedWhateverThePlanSays(t *testing.T) {
+	for _, tenants := range []bool{false, true} {
+		n := newNodes(t, 1)
+		n.tenants = tenants
+		require.Equal(t, protocol.OutcomeDone, prepareHarness(t, n).run(preparing(plan.Strategy{})).Outcome)
+		require.Equal(t, tenants, n.modeOnly)
+	}
 }
 
 func TestAHostThatCanNotBePreparedParksUntouchedAndNamesItsRun(t *testing.T) {

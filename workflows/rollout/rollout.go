@@ -66,7 +66,10 @@ func Rollout(ctx workflow.Context, in Input) (Result, error) {
 	options := stage.Options{
 		Kind: protocol.Rollout, Cluster: in.Scope.Target.Cluster,
 		Object: in.Scope.Release.Namespace + "/" + in.Scope.Release.Name,
-		Parent: in.Parent, Windows: in.Windows, MaxDuration: in.Strategy.MaxDuration.D(),
+		Parent: in.Parent, Windows: in.Windows, MaxDuration: in.Strategy.MaxDuration.D(), Deadline: in.Deadline,
+	}
+	if options.MaxDuration == 0 {
+		options.MaxDuration = in.MaxDuration.D()
 	}
 	if in.Resume != nil {
 		options.Resume = &in.Resume.Stage
@@ -133,6 +136,7 @@ func (r *run) close(d driver, err error) (Result, error) {
 		return Result{}, err
 	}
 	d.fill(&out)
+	r.warnUnproven(out.Hosts)
 	receipt := r.Close(out.Outcome)
 	out.Kind, out.Cluster, out.Object = receipt.Kind, receipt.Cluster, receipt.Object
 	out.WorkflowID, out.RunID = receipt.WorkflowID, receipt.RunID

@@ -41,6 +41,7 @@ type ShardInput struct {
 	Prepare    *gpunode.Prepare   `json:"prepare,omitempty"`
 	Validation string             `json:"validation"`
 	Level      gpu.Level          `json:"level"`
+	Expect     *gpu.Expect        `json:"expect,omitempty"`
 	Strict     bool               `json:"strict,omitempty"`
 	Limit      time.Duration      `json:"limit"`
 	Hosts      []ShardHost        `json:"hosts"`
@@ -52,6 +53,8 @@ type ShardInput struct {
 type ShardHost struct {
 	tensorfusion.HostTarget
 	Baseline *gpu.Baseline `json:"baseline,omitempty"`
+	// Partitioned: the host's MIG instances are tenants of TensorFusion.
+	Partitioned bool `json:"partitioned,omitempty"`
 }
 
 // ShardResult holds one row per host, in the input's order.
@@ -117,26 +120,23 @@ func (s *shard) baseline(ctx workflow.Context) {
 			s.rows[i].Baseline = h.Baseline
 			continue
 		}
-		s.baselines[i] = merge(b, h.Baseline)
+		s.baselines[i] = s.reference(b, h.Baseline)
 	}
 }
 
-// merge keeps the devices that an earlier attempt saw: a GPU that was lost on
-// the way must not vanish from the comparison.
-func merge(now gpu.Baseline, before *gpu.Baseline) *gpu.Baseline {
-	if before == nil {
+// reference is what a host is compared with: the host as it was before the
+// first attempt touched it. A later baseline would take for given what that
+// attempt broke. Where the set-up is changed on purpose, what hangs on MIG is
+// left out.
+func (s *shard) reference(now gpu.Baseline, before *gpu.Baseline) *gpu.Baseline {
+	switch {
+	case before == nil:
 		return &now
+	case s.in.Prepare != nil:
+		b := before.WithoutMIG()
+		return &b
 	}
-	for _, d := range before.Devices {
-		known := false
-		for _, n := range now.Devices {
-			known = known || n.UUID == d.UUID
-		}
-		if !known {
-			now.Devices = append(now.Devices, d)
-		}
-	}
-	return &now
+	return before
 }
 
 // replace has the pods of all hosts with a baseline replaced and proven in one
@@ -186,14 +186,16 @@ func (s *shard) replace(ctx workflow.Context) error {
 
 // validate asks the agents of all replaced hosts for their verdict.
 func (s *shard) validate(ctx workflow.Context) {
-	limit := gpunode.ValidationLimit(s.in.Level, nil)
+	limit := gpunode.ValidationLimit(s.in.Level, s.in.Expect)
 	futures := make([]workflow.Future, len(s.in.Hosts))
 	for i, h := range s.in.Hosts {
 		if s.rows[i].Outcome == tensorfusion.OutcomeFailed {
 			continue
 		}
 		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "validate "+h.Name, limit+30*time.Second),
-			gpu.ValidateActivity, gpu.ValidateRequest{Node: h.Name, Level: s.in.Level, Baseline: s.baselines[i], Deadline: limit})
+			gpu.ValidateActivity, gpu.ValidateRequest{
+				Node: h.Name, Level: s.in.Level, Baseline: s.baselines[i], Expect: s.in.Expect, Deadline: limit,
+			})
 	}
 	for i, h := range s.in.Hosts {
 		if futures[i] == nil {
@@ -222,7 +224,7 @@ func (s *shard) judge(i int, r gpu.Result) {
 		row.Warning = "degraded: " + failures(r)
 		return
 	}
-	next := "repair the host, then answer retry: it is validated again"
+	next := "repair the host and reboot it (what its log has said since the baseline counts until then), then answer retry: it is validated again"
 	if r.Verdict == gpu.ResetNeeded {
 		next = "reset the GPU or reboot the host, then answer retry"
 	}
@@ -234,13 +236,22 @@ func (s *shard) judge(i int, r gpu.Result) {
 	row.Baseline = s.baselines[i]
 }
 
-// failures is the one-line form of the checks that did not pass.
+// severities from the one that decides a verdict down.
+var severities = []gpu.Severity{gpu.Fatal, gpu.Reset, gpu.Warn, gpu.Info}
+
+// failures is the one-line form of the checks that did not pass, the gravest
+// first. What was not answered is named only where it decided the verdict.
 func failures(r gpu.Result) string {
-	text := ""
-	for _, c := range r.Checks {
-		if c.OK {
-			continue
+	var open []gpu.Check
+	for _, severity := range severities {
+		for _, c := range r.Checks {
+			if !c.OK && c.Severity == severity && (c.Skipped == "" || r.Verdict == gpu.Unproven) {
+				open = append(open, c)
+			}
 		}
+	}
+	text := ""
+	for _, c := range open {
 		if text != "" {
 			text += "; "
 		}
@@ -271,6 +282,7 @@ func (s *shard) agent(ctx workflow.Context, node, summary string, limit time.Dur
 		TaskQueue:              gpu.TaskQueue(s.in.Scope.Target.Cluster, node),
 		ScheduleToStartTimeout: agentMissing,
 		StartToCloseTimeout:    limit,
+		HeartbeatTimeout:       release.Heartbeat,
 		Summary:                summary,
 		RetryPolicy: &temporal.RetryPolicy{
 			InitialInterval: 2 * time.Second, BackoffCoefficient: 2, MaximumInterval: 10 * time.Second, MaximumAttempts: 5,

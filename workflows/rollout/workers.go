@@ -19,6 +19,10 @@ type workers struct {
 	*run
 	before []tensorfusion.Workload
 	after  []tensorfusion.Workload
+	todo   bool // something was outdated at the start
+	// agreed are the connections per outdated workload that a person has
+	// accepted to lose.
+	agreed map[string]int
 }
 
 func (w *workers) state(*State) {}
@@ -29,41 +33,97 @@ func (w *workers) roll(ctx workflow.Context) error {
 	}); err != nil {
 		return err
 	}
-	if len(stale(w.before)) == 0 {
+	if !w.todo {
 		return nil
 	}
+	gate := w.gate("")
 	return w.Execute(ctx, stage.Stage{
 		Name: w.name("roll"), Purpose: "let the controller roll the workers of pool " + w.in.Entry + ", watched",
-		Mutates: true, Estimate: w.in.Workers.Stall.D(),
-		Gate: &stage.Gate{
-			Found:     w.sessions(),
-			Why:       "a connection to a replaced worker loses its GPU session: its program fails or has to reconnect",
-			Helps:     "tell the owners of the workloads, then approve; reject parks the rollout",
-			Approvers: w.in.Strategy.Approvers,
-		},
-		Do: w.act,
+		Mutates: true, Estimate: w.in.Workers.Stall.D(), Gate: &gate, Do: w.act,
 	})
+}
+
+// gate asks people to accept that the sessions of before are lost.
+func (w *workers) gate(since string) stage.Gate {
+	w.agreed = connections(w.before)
+	return stage.Gate{
+		Found:     since + w.sessions(),
+		Why:       "a connection to a replaced worker loses its GPU session: its program fails or has to reconnect",
+		Helps:     "tell the owners of the workloads, then approve; reject parks the rollout",
+		Approvers: w.in.Strategy.Approvers,
+	}
+}
+
+// agree asks anew as long as the list has grown since it was accepted: an
+// answer takes its time, and so may a window, a pause or a repair before a
+// retry. The number per workload counts, because it is the owner of a workload
+// who is told; connections that come and go would never let anyone approve.
+func (w *workers) agree(ctx workflow.Context, s *stage.Scope) error {
+	for {
+		if err := w.look(ctx, s); err != nil {
+			return err
+		}
+		var more []string
+		for _, l := range stale(w.before) {
+			key := l.Namespace + "/" + l.Name
+			if known, ok := w.agreed[key]; !ok {
+				more = append(more, fmt.Sprintf("%s with %d connections", key, len(l.Connections)))
+			} else if n := len(l.Connections); n > known {
+				more = append(more, fmt.Sprintf("%s with %d connections instead of %d", key, n, known))
+			}
+		}
+		if len(more) == 0 {
+			return nil
+		}
+		if err := s.Gate(ctx, w.gate("since the approval the list has grown ("+shorten(more)+"): ")); err != nil {
+			return err
+		}
+	}
+}
+
+// connections counts those of each outdated workload.
+func connections(all []tensorfusion.Workload) map[string]int {
+	out := map[string]int{}
+	for _, l := range stale(all) {
+		out[l.Namespace+"/"+l.Name] = len(l.Connections)
+	}
+	return out
 }
 
 func (w *workers) request() tensorfusion.WorkersRequest {
 	return tensorfusion.WorkersRequest{
-		Scope: w.in.Scope, Pool: w.in.Pool, BatchPercentage: w.in.Workers.BatchPercentage,
+		Scope: w.in.Scope, Pool: w.in.Pool, BatchPercentage: *w.in.Workers.BatchPercentage,
 		BatchInterval: w.in.Workers.BatchInterval.D(), Stall: w.in.Workers.Stall.D(),
 	}
 }
 
 func (w *workers) observe(ctx workflow.Context, s *stage.Scope) error {
+	if err := w.look(ctx, s); err != nil {
+		return err
+	}
+	w.todo = len(stale(w.before)) > 0
+	s.Note("%d of %d workloads have outdated workers", len(stale(w.before)), len(w.before))
+	return nil
+}
+
+func (w *workers) look(ctx workflow.Context, s *stage.Scope) error {
 	var seen tensorfusion.WorkersResult
 	if err := w.do(ctx, s, tensorfusion.WorkersActivity, "workloads of pool "+w.in.Pool, holdLimit, w.request(), &seen); err != nil {
 		return err
 	}
 	w.before, w.after = seen.Workloads, seen.Workloads
 	s.Progress(0, len(stale(w.before)), 0)
-	s.Note("%d of %d workloads have outdated workers", len(stale(w.before)), len(w.before))
 	return nil
 }
 
 func (w *workers) act(ctx workflow.Context, s *stage.Scope) error {
+	if err := w.agree(ctx, s); err != nil {
+		return err
+	}
+	if len(stale(w.before)) == 0 {
+		s.Note("no workload has outdated workers any more")
+		return nil
+	}
 	var out tensorfusion.WorkersResult
 	if err := w.attended(ctx, s, tensorfusion.RollWorkersActivity, "roll the workers of pool "+w.in.Pool, w.request(), &out, w.holdAgain(s)); err != nil {
 		return err
@@ -119,7 +179,7 @@ func stale(all []tensorfusion.Workload) []tensorfusion.Workload {
 }
 
 func (w *workers) fill(out *Result) {
-	if out.Outcome == protocol.OutcomeDone && len(stale(w.before)) == 0 {
+	if out.Outcome == protocol.OutcomeDone && !w.todo {
 		out.Outcome = protocol.OutcomeNoChange
 	}
 }

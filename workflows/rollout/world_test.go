@@ -53,6 +53,8 @@ type cluster struct {
 	deleted   map[string]int
 	validated map[string]int
 	baselines map[string]*gpu.Baseline // as validated last
+	expected  map[string]*gpu.Expect
+	tenants   bool // the hosts' MIG instances are TensorFusion's
 	away      int
 	maxAway   int
 	lost      map[string]bool // GPUs of these hosts are gone after the replacement
@@ -68,7 +70,7 @@ type pod struct {
 func newCluster(t *testing.T, n int) *cluster {
 	c := &cluster{t: t, pods: map[string]*pod{}, stuck: map[string]bool{}, silent: map[string]bool{},
 		verdict: map[string]gpu.Verdict{}, deleted: map[string]int{}, validated: map[string]int{},
-		baselines: map[string]*gpu.Baseline{}, lost: map[string]bool{}, took: 10 * time.Second}
+		baselines: map[string]*gpu.Baseline{}, expected: map[string]*gpu.Expect{}, lost: map[string]bool{}, took: 10 * time.Second}
 	for i := range n {
 		name := fmt.Sprintf("gpu-%d", i+1)
 		c.names = append(c.names, name)
@@ -109,7 +111,7 @@ func (c *cluster) observe(context.Context, tensorfusion.ObservePoolRequest) (ten
 	for _, name := range c.names {
 		p := c.pods[name]
 		out.Hosts = append(out.Hosts, tensorfusion.Host{Name: name, UID: p.uid,
-			OnTarget: p.image == newImage && p.notReady == "", Broken: p.notReady})
+			OnTarget: p.image == newImage && p.notReady == "", Broken: p.notReady, Partitioned: c.tenants})
 	}
 	return out, nil
 }
@@ -154,7 +156,9 @@ func (c *cluster) baseline(_ context.Context, r gpu.BaselineRequest) (gpu.Baseli
 	if c.silent[r.Node] {
 		return gpu.Baseline{}, neverPolled()
 	}
-	b := gpu.Baseline{Node: r.Node, BootID: "boot"}
+	// What the first attempt broke shows in every baseline taken later.
+	b := gpu.Baseline{Node: r.Node, BootID: "boot", Readings: map[string]string{"xids": fmt.Sprint(c.deleted[r.Node])},
+		KernelLog: gpu.KernelLogPosition{Visible: true, Sequence: uint64(c.deleted[r.Node])}}
 	if !c.lost[r.Node] || c.deleted[r.Node] == 0 {
 		b.Devices = []gpu.Device{{UUID: "GPU-" + r.Node}}
 	}
@@ -165,7 +169,7 @@ func (c *cluster) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.validated[r.Node]++
-	c.baselines[r.Node] = r.Baseline
+	c.baselines[r.Node], c.expected[r.Node] = r.Baseline, r.Expect
 	out := gpu.Result{Node: r.Node, Verdict: gpu.Pass}
 	if v := c.verdict[r.Node]; v != "" {
 		out.Verdict = v

@@ -31,7 +31,8 @@ const (
 // status says for which queue and since when. A workflow cannot see that an
 // activity has started, so the activity is scheduled with a limit on its time
 // in the queue and scheduled again when that has passed: it had not started
-// then, so nothing runs twice. A try that outlives its limit has started, and
+// then, or its worker died and no other took the retry; an activity may run
+// twice (design, contract 5). A try that outlives its limit has started, and
 // the waiting is taken from status. On abort within a section the run waits
 // for the try that lies in the queue, then stops: nothing is being done.
 func (s *Scope) Activity(ctx workflow.Context, queue string, result any, activity any, args ...any) error {

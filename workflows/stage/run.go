@@ -55,6 +55,8 @@ type Options struct {
 	// MaxDuration parks the run at its next safe boundary once exceeded,
 	// waiting for people included; retry extends it by as much. 0 = none.
 	MaxDuration time.Duration
+	// Deadline is when the parent's own MaxDuration ends; the earlier counts.
+	Deadline time.Time
 	// Rollback undoes the run; nil refuses the verb. It runs as a stage named
 	// "rollback": its failure parks, ScopeOf(ctx) gives its Scope.
 	Rollback func(ctx workflow.Context) error
@@ -112,6 +114,10 @@ type Run struct {
 	pending []forwarded
 }
 
+// Deadline is when the run parks for having taken too long; zero when it never
+// does.
+func (r *Run) Deadline() time.Time { return r.deadline }
+
 // New sets a run up: signals, Updates, query, watcher for the UI's Cancel. It
 // must be the first thing that a workflow does: an Update that arrives with
 // the start is refused as unknown if the workflow blocks before.
@@ -120,6 +126,9 @@ func New(ctx workflow.Context, o Options) (*Run, error) {
 	r.ctx, _ = workflow.NewDisconnectedContext(ctx)
 	if o.MaxDuration > 0 {
 		r.deadline = r.started.Add(o.MaxDuration)
+	}
+	if !o.Deadline.IsZero() && (r.deadline.IsZero() || o.Deadline.Before(r.deadline)) {
+		r.deadline = o.Deadline
 	}
 	if o.Resume != nil {
 		r.restore(*o.Resume)

@@ -60,16 +60,18 @@ type engine struct {
 	upgraded tensorfusion.ReleaseResult
 	snapshot tensorfusion.Snapshot
 	goal     tensorfusion.Goal
-	touched  []string // nodes whose hypervisor a batch replaced
+	touched  []string // nodes whose hypervisor a batch replaced since the last comparison
 	left     []string // what rollouts left half done
-	workers  bool     // workers are replaced by this run, or by the controller as forecast
-	rows     []rollout.HostRow
-	rolled   tensorfusion.Rolled // pools that rollouts went through
-	canary   map[string]string
-	after    tensorfusion.Versions
-	restored bool
-	child    *protocol.Receipt
-	coming   func() // announces the stages that are known by now
+	// Workers were replaced by this run since the last comparison; or are being
+	// replaced by the controller, as forecast, until it is done.
+	touchedWorkers, forecastWorkers bool
+	rows                            []rollout.HostRow
+	rolled                          tensorfusion.Rolled // pools that rollouts went through
+	canary                          map[string]string
+	after                           tensorfusion.Versions
+	restored                        bool
+	child                           *protocol.Receipt
+	coming                          func() // announces the stages that are known by now
 }
 
 // open starts the sequencer of the run.
@@ -108,6 +110,7 @@ func (e *engine) lock(ctx workflow.Context, s *stage.Scope) error {
 		var err error
 		e.holder = e.undo.Holder
 		e.scope, err = release.Identify(ctx, s, e.scope)
+		e.scope.Holder = e.holder
 		return err
 	}
 	l, err := release.Take(ctx, s, e.scope)
@@ -155,11 +158,12 @@ func rowsOf(fs []finding.Finding) string {
 func (e *engine) drift(ctx workflow.Context, s *stage.Scope, after string) error {
 	var r tensorfusion.DriftResult
 	if err := e.do(ctx, s, tensorfusion.DriftActivity, "compare UIDs after "+after, time.Minute, tensorfusion.DriftRequest{
-		Scope: e.scope, Snapshot: e.snapshot, Planned: e.touched, PlannedWorkers: e.workers, Allocations: e.upgraded.Revision == 0,
+		Scope: e.scope, Snapshot: e.snapshot, Planned: e.touched, PlannedWorkers: e.touchedWorkers || e.forecastWorkers, Allocations: e.upgraded.Revision == 0,
 	}, &r); err != nil {
 		return err
 	}
-	e.snapshot = r.Snapshot
+	// From here on what the run replaced must stay as it is, too.
+	e.snapshot, e.touched, e.touchedWorkers = r.Snapshot, nil, false
 	if len(r.Findings) == 0 {
 		return nil
 	}

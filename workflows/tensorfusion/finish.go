@@ -94,9 +94,17 @@ func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.do(ctx, s, tensorfusion.ReceiptActivity, "store the receipt", time.Minute, req, &r); err != nil {
 		return err
 	}
-	e.run.Artifact(r.Artifact)
+	e.recorded(r)
 	s.Note("%s and ConfigMap %s", r.Artifact.URL, r.ConfigMap)
 	return nil
+}
+
+// recorded lists what the receipt was stored as.
+func (e *engine) recorded(r tensorfusion.ReceiptResult) {
+	e.run.Artifact(r.Artifact)
+	if r.Hosts.URL != "" {
+		e.run.Artifact(r.Hosts)
+	}
 }
 
 func (e *engine) receiptRequest(ctx workflow.Context, outcome protocol.Outcome) (tensorfusion.ReceiptRequest, error) {
@@ -143,7 +151,7 @@ func (e *engine) finish(err error) (protocol.Receipt, error) {
 			if err := release.Last(ctx, e.cluster, tensorfusion.ReceiptActivity, "store the receipt", req, &r); err != nil {
 				return err
 			}
-			e.run.Artifact(r.Artifact)
+			e.recorded(r)
 			return nil
 		})
 	}

@@ -76,6 +76,9 @@ type Validation struct {
 	// as "validation".
 	Mode  string    `json:"mode,omitempty" jsonschema:"enum=agent,enum=canaryJob,enum=none"`
 	Level gpu.Level `json:"level,omitempty" jsonschema:"enum=quick,enum=standard,enum=stress"`
+	// Expect is what every host's agent requires beside the baseline; with
+	// tensorFusion in it also what the hypervisor on the host answers.
+	Expect *gpu.Expect `json:"expect,omitempty"`
 	// CanaryImage holds the CUDA probe run at the end in each rolled pool;
 	// empty skips the Job and must be acknowledged as "T20".
 	CanaryImage string `json:"canaryImage,omitempty"`
@@ -212,7 +215,7 @@ func (p *problems) limits(l Limits) {
 func (p *problems) validation(v Validation, acknowledged []string) {
 	p.choice("validation.mode", v.Mode, ValidateAgent, ValidateCanaryJob, ValidateNone)
 	p.choice("validation.level", string(v.Level), string(gpu.Quick), string(gpu.Standard), string(gpu.Stress))
-	if v.Mode == ValidateNone && !slices.Contains(acknowledged, "validation") {
+	if v.Mode == ValidateNone && !slices.Contains(acknowledged, rollout.AcknowledgeValidation) {
 		p.add("validation.mode", "is none: hosts would be called proven without a GPU call; add \"validation\" to acknowledge to accept that")
 	}
 	if v.CanaryImage == "" && !slices.Contains(acknowledged, "T20") {
@@ -242,20 +245,15 @@ func (in UpgradeInput) Validate() []plan.Problem {
 	for _, path := range mask.RefuseInline(in.Values.Inline) {
 		p.add("values.inline."+path, "is a secret key: name it by reference in values.secrets, so that it never enters history")
 	}
+	for i, ref := range in.Values.Secrets {
+		if why := ref.Problem(); why != "" {
+			p.add(fmt.Sprintf("values.secrets[%d]", i), "%s", why)
+		}
+	}
 	if len(in.Rollouts) == 0 {
 		p.add("rollouts", "is empty: name at least the hypervisor rollout")
 	}
-	seen := map[string]int{}
-	for i, r := range in.Rollouts {
-		p.rollout(fmt.Sprintf("rollouts[%d]", i), r)
-		for _, pool := range append([]string{}, orAll(r.Pools)...) {
-			key := r.Component + " of pool " + pool
-			if j, dup := seen[key]; dup {
-				p.add(fmt.Sprintf("rollouts[%d]", i), "%s is rolled by rollouts[%d] already", key, j)
-			}
-			seen[key] = i
-		}
-	}
+	p.rollouts(in.Rollouts)
 	p.validation(in.Validation, in.Acknowledge)
 	p.windows(in.Windows)
 	p.duration("maxDuration", in.MaxDuration)
@@ -263,26 +261,42 @@ func (in UpgradeInput) Validate() []plan.Problem {
 	return p
 }
 
-func orAll(pools []string) []string {
-	if len(pools) == 0 {
-		return []string{"*"}
+// rollouts checks each rollout as its own run is going to, so that none is
+// refused in mid-run, and that no two roll the same component of a pool.
+func (p *problems) rollouts(rollouts []Rollout) {
+	for i, r := range rollouts {
+		path := fmt.Sprintf("rollouts[%d]", i)
+		*p = append(*p, rollout.ComponentProblems(path, r.Component, r.Strategy, r.Workers, r.Clients, r.Prepare)...)
+		for k, name := range r.Pools {
+			if name == "" || name == "*" {
+				p.add(fmt.Sprintf("%s.pools[%d]", path, k), "is %q: want the name of an entry of spec.gpuPools; leave pools out to roll every pool", name)
+			} else if slices.Contains(r.Pools[:k], name) {
+				p.add(fmt.Sprintf("%s.pools[%d]", path, k), "is %s, which is named already", name)
+			}
+		}
+		for j, other := range rollouts[:i] {
+			if what := overlap(other, r); r.Component == other.Component && what != "" {
+				p.add(path+".pools", "%s of %s is rolled by rollouts[%d] already: roll each pool once", r.Component, what, j)
+			}
+		}
 	}
-	return pools
 }
 
-func (p *problems) rollout(path string, r Rollout) {
-	*p = append(*p, rollout.PrepareProblems(path+".prepare", r.Component, r.Prepare)...)
-	switch r.Component {
-	case Hypervisor:
-		*p = append(*p, r.Strategy.Validate(path+".strategy")...)
-	case Worker:
-		if r.Workers == nil || !r.Workers.AcknowledgeLostSessions {
-			p.add(path+".workers.acknowledgeLostSessions", "is not true: connections to replaced workers lose their GPU session, the plan must accept that")
-		}
-	case Client:
-	default:
-		p.add(path+".component", "is %q: want hypervisor, worker or client", r.Component)
+// overlap names what two rollouts of one component have in common.
+func overlap(a, b Rollout) string {
+	switch {
+	case len(a.Pools) == 0 && len(b.Pools) == 0:
+		return "every pool"
+	case len(a.Pools) == 0:
+		return "pool " + strings.Join(b.Pools, ", ")
+	case len(b.Pools) == 0:
+		return "pool " + strings.Join(a.Pools, ", ")
 	}
+	common := slices.DeleteFunc(slices.Clone(b.Pools), func(name string) bool { return !slices.Contains(a.Pools, name) })
+	if len(common) == 0 {
+		return ""
+	}
+	return "pool " + strings.Join(common, ", ")
 }
 
 // Validate returns every problem of the plan; nil means it may start.

@@ -10,11 +10,13 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
+	"github.com/refit-run/refit/workflows/window"
 )
 
 // shownHosts is how many hosts of a batch a plan names.
@@ -44,9 +46,18 @@ func (e *engine) targets() ([]target, error) {
 			}
 		}
 		for _, p := range e.pre.Pools {
-			if p.Nodes > 0 && (len(r.Pools) == 0 || slices.Contains(r.Pools, p.Entry)) {
-				ts = append(ts, target{r, p})
+			if p.Nodes == 0 || len(r.Pools) > 0 && !slices.Contains(r.Pools, p.Entry) {
+				continue
 			}
+			t := target{r, p}
+			if i := slices.IndexFunc(ts, func(o target) bool { return o.name() == t.name() }); i >= 0 {
+				return nil, stage.Parking(
+					fmt.Sprintf("%s would be rolled twice: entry %q stands for GPUPool %s and GPUPool %s", t.name(), p.Entry, ts[i].pool.Name, p.Name),
+					"Stages and runs are named by the entry: two of one name can't be told apart.",
+					"Abort, give the two pools different names in spec.gpuPools and start again.",
+					[]string{protocol.Retry, protocol.Abort})
+			}
+			ts = append(ts, t)
 		}
 	}
 	return ts, nil
@@ -108,9 +119,9 @@ func (e *engine) templatesChange() bool {
 	})
 }
 
-// settled: every pod was of its pool's template before the change, and the
+// sameTemplates: every pod was of its pool's template before the change, and the
 // controller that now leads makes them in the same way.
-func settled(before, now []tensorfusion.Pool) bool {
+func sameTemplates(before, now []tensorfusion.Pool) bool {
 	return len(before) > 0 && !slices.ContainsFunc(before, func(p tensorfusion.Pool) bool {
 		return !p.Settled || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
 			return n.Name == p.Name && n.Hash == p.Hash
@@ -161,8 +172,9 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 		})
 		return workflow.ExecuteChildWorkflow(ctx, protocol.Rollout, rollout.Input{
 			Scope: e.scope, Component: t.Component, Pool: t.pool.Name, Entry: t.pool.Entry,
-			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level,
+			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level, Expect: expectOf(e.validation.Expect, t.pool),
 			Windows: e.windows, Prepare: t.Prepare, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
+			Deadline: e.run.Deadline(), MaxDuration: window.Duration(e.maxDuration),
 		})
 	}, &result)
 	if result.Outcome != "" { // an aborted rollout has hosts behind it too
@@ -182,11 +194,22 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 	return e.drift(ctx, s, t.name())
 }
 
+// expectOf fills the pool's port in.
+func expectOf(declared *gpu.Expect, p tensorfusion.Pool) *gpu.Expect {
+	if declared == nil || declared.TensorFusion == nil || declared.TensorFusion.Port != 0 {
+		return declared
+	}
+	out, host := *declared, *declared.TensorFusion
+	host.Port = int(p.Port)
+	out.TensorFusion = &host
+	return &out
+}
+
 // take merges a rollout's rows into the run.
 func (e *engine) take(t target, r rollout.Result) {
 	switch t.Component {
 	case Worker:
-		e.workers = true
+		e.touchedWorkers = true
 		e.rolled.Workers = union(e.rolled.Workers, t.pool.Name)
 		return
 	case Client:
@@ -198,6 +221,9 @@ func (e *engine) take(t target, r rollout.Result) {
 	}
 	for _, h := range r.Hosts {
 		e.record(h)
+		if h.Outcome != rollout.OutcomeLeft && h.Outcome != rollout.OutcomeGone {
+			e.touched = append(e.touched, h.Name)
+		}
 		if proven := h.Outcome == tensorfusion.OutcomeReplaced || h.Outcome == tensorfusion.OutcomeAlready; proven && e.canary[t.pool.Name] == "" {
 			e.canary[t.pool.Name] = h.Name
 		}
@@ -219,7 +245,6 @@ func (e *engine) record(h rollout.HostRow) {
 	switch {
 	case i < 0:
 		e.rows = append(e.rows, h)
-		e.touched = append(e.touched, h.Name)
 	case h.Outcome != tensorfusion.OutcomeAlready:
 		e.rows[i] = h
 	}

@@ -51,15 +51,19 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 	return nil
 }
 
-// recheck is how long a check of class wait rests before it runs again: a
-// controller's own batch takes about as long.
-const recheck = 3 * time.Second
+// A check of class wait rests before it runs again, at first as long as a
+// controller's own batch takes, later longer: each look costs eleven events,
+// and a driver upgrade takes hours.
+const (
+	recheckFirst = 3 * time.Second
+	recheckLast  = time.Minute
+)
 
 // settled runs the preflight until nothing is open that settles by itself (an
 // own rollout of the controller, a driver upgrade), at most for Limits.Settle.
 func (e *engine) settled(ctx workflow.Context, s *stage.Scope) error {
 	until := workflow.Now(ctx).Add(e.limits.Settle.D())
-	for {
+	for rest := recheckFirst; ; rest = min(2*rest, recheckLast) {
 		e.pre = tensorfusion.PreflightResult{}
 		if err := e.do(ctx, s, tensorfusion.PreflightActivity, "preflight of "+e.release.Name, 5*time.Minute,
 			tensorfusion.PreflightRequest{
@@ -71,7 +75,7 @@ func (e *engine) settled(ctx workflow.Context, s *stage.Scope) error {
 		if waits == "" || !workflow.Now(ctx).Before(until) {
 			return nil
 		}
-		if err := s.Sleep(ctx, recheck, "waiting for "+waits); err != nil {
+		if err := s.Sleep(ctx, rest, "waiting for "+waits); err != nil {
 			return err
 		}
 	}
@@ -278,9 +282,9 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	if forecastsWorkers(e.diff.Forecast) { // and the gate was approved
-		e.workers = true
+		e.forecastWorkers = true
 		for _, p := range e.pre.Pools {
-			e.rolled.Workers = union(e.rolled.Workers, p.Name)
+			e.rolled.Completed = union(e.rolled.Completed, p.Name)
 		}
 	}
 	if err := e.do(ctx, s, tensorfusion.ReleaseActivity, "helm upgrade "+e.release.Name, e.limits.Release.D(), tensorfusion.ReleaseRequest{
@@ -305,9 +309,9 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	switch {
-	case !e.templatesChange() && settled(e.pre.Pools, c.Pools):
+	case !e.templatesChange() && sameTemplates(e.pre.Pools, c.Pools):
 		e.goal.Since = time.Time{} // a pod of a template that did not change is proven whatever its age
-	case returning != nil && settled(returning, c.Pools):
+	case returning != nil && sameTemplates(returning, c.Pools):
 		e.goal.Kept = e.undo.Youngest
 	case returning != nil:
 		e.run.Warn("the controller shows another hypervisor template than before the upgrade: every host is replaced, also those that the upgrade had not reached")
@@ -363,40 +367,4 @@ func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
 		return herr
 	}
 	return err
-}
-
-func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
-	var r tensorfusion.VerifyResult
-	if err := e.do(ctx, s, tensorfusion.VerifyActivity, "verify "+e.release.Name, e.limits.Verify.D(), tensorfusion.VerifyRequest{
-		Scope: e.scope, Goal: e.goal, Snapshot: e.snapshot, Rolled: e.rolled, Limit: e.limits.Verify.D(), Endpoint: true,
-	}, &r); err != nil {
-		return err
-	}
-	e.after = r.After
-	if err := blocked("the cluster is not what the upgrade promises", "A workload scheduled now may fail.", r.Checks); err != nil {
-		return err
-	}
-	if e.validation.CanaryImage == "" {
-		s.Note("%d checks met; no CUDA call in a workload, as acknowledged (T20)", met(r.Checks))
-		return nil
-	}
-	for _, pool := range e.rolled.Hypervisors {
-		if err := e.canaryJob(ctx, s, pool); err != nil {
-			return err
-		}
-	}
-	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(e.rolled.Hypervisors))
-	return nil
-}
-
-// canaryJob runs the CUDA probe inside a workload of the pool (T20).
-func (e *engine) canaryJob(ctx workflow.Context, s *stage.Scope, pool string) error {
-	var r tensorfusion.CanaryJobResult
-	if err := e.do(ctx, s, tensorfusion.CanaryJobActivity, "CUDA probe in pool "+pool, 10*time.Minute, tensorfusion.CanaryJobRequest{
-		Scope: e.scope, Pool: pool, Node: e.canary[pool], Image: e.validation.CanaryImage,
-		Key: e.key(ctx)[:8] + "-" + pool, Limit: 10 * time.Minute,
-	}, &r); err != nil {
-		return err
-	}
-	return blocked("the CUDA probe in pool "+pool+" did not pass", "T20: a Running pod does not prove the GPU path.", r.Checks)
 }

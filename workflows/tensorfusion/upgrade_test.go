@@ -10,9 +10,12 @@ import (
 	"go.temporal.io/sdk/temporal"
 
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
+	"github.com/refit-run/refit/workflows/window"
 )
 
 func TestUpgradeGoesThroughItsStagesInTheGuidesOrder(t *testing.T) {
@@ -51,7 +54,7 @@ func TestReceiptHoldsWhatProvesTheRun(t *testing.T) {
 	require.Equal(t, r.PlanDigest, r.Plan.Digest)
 	require.Len(t, r.Plan.Batches, 4, "canary and batch of both pools")
 	require.Empty(t, r.LeftBehind)
-	require.Len(t, r.Artifacts, 3, "diff, backup, receipt")
+	require.Len(t, r.Artifacts, 4, "diff, backup, receipt, its rows per host")
 	stored := i.stored()
 	require.Equal(t, r.PlanDigest, stored.PlanDigest)
 	require.Nil(t, stored.Plan, "its diff is an artifact of its own")
@@ -289,4 +292,49 @@ func TestASkippedPolicyLeavesAutoUpdateOffAndSaysSo(t *testing.T) {
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.NotEmpty(t, r.LeftBehind)
 	require.Contains(t, r.LeftBehind[0], "auto update stays off")
+}
+
+func TestTheHypervisorsPortComesFromThePool(t *testing.T) {
+	i := newInstallation(t)
+	in := upgradeInput()
+	in.Validation.Expect = &gpu.Expect{Driver: "580.95.05", TensorFusion: &gpu.TensorFusionHost{}}
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, i).upgrade(in).Outcome)
+	require.Equal(t, 8001, i.rolled[0].Expect.TensorFusion.Port)
+	require.Equal(t, "580.95.05", i.rolled[0].Expect.Driver)
+	require.Zero(t, in.Validation.Expect.TensorFusion.Port)
+}
+
+// A host that a batch has replaced may not be replaced once more by something
+// else, least of all when the policy comes back.
+func TestWhatTheRunReplacedIsComparedFromThenOn(t *testing.T) {
+	i := newInstallation(t)
+	in := upgradeInput()
+	in.Rollouts = append(in.Rollouts, Rollout{Component: Worker, Workers: &rollout.WorkerOptions{AcknowledgeLostSessions: true}})
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, i).upgrade(in).Outcome)
+	var planned []string
+	var workers []bool
+	for _, d := range i.drifts {
+		planned = append(planned, strings.Join(d.Planned, " "))
+		workers = append(workers, d.PlannedWorkers)
+	}
+	// hold, backup, crds, before and after helm, two pools, their workers, policy
+	require.Equal(t, []string{"", "", "", "", "", "shared-1", "training-1", "", "", ""}, planned)
+	require.Equal(t, []bool{false, false, false, false, false, false, false, true, true, false}, workers)
+}
+
+func TestTheRunsMaxDurationHoldsForItsRollouts(t *testing.T) {
+	i := newInstallation(t)
+	in := upgradeInput()
+	in.MaxDuration = window.Duration(2 * time.Hour)
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, i).upgrade(in).Outcome)
+	require.Equal(t, time.Date(2026, 11, 2, 10, 0, 0, 0, time.UTC), i.rolled[0].Deadline.UTC())
+	require.Equal(t, in.MaxDuration, i.rolled[0].MaxDuration)
+}
+
+func TestTheProbesNameFitsWhateverThePoolIsCalled(t *testing.T) {
+	run := "0194b7c2-0000-0000-0000-000000000000"
+	require.Equal(t, "0194b7c2-tf-shared", probeKey(run, "tf-shared"))
+	long := strings.Repeat("a", 60)
+	require.LessOrEqual(t, len(probeKey(run, long+"-1")), 40)
+	require.NotEqual(t, probeKey(run, long+"-1"), probeKey(run, long+"-2"))
 }

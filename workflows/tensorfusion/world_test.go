@@ -85,7 +85,7 @@ func (i *installation) record(name string, args ...string) {
 func pools(template string) []tensorfusion.Pool {
 	settled := template != ""
 	return []tensorfusion.Pool{
-		{Name: "tf-shared", Entry: "shared", Nodes: 2, Hash: template, Settled: settled},
+		{Name: "tf-shared", Entry: "shared", Nodes: 2, Port: 8001, Hash: template, Settled: settled},
 		{Name: "tf-training", Entry: "training", Nodes: 1, Hash: template, Settled: settled},
 		{Name: "tf-empty", Entry: "empty", Hash: template, Settled: settled},
 	}
@@ -238,7 +238,7 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.ReceiptActivity: func(_ context.Context, r tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
 			i.record(tensorfusion.ReceiptActivity)
 			i.receipts = append(i.receipts, r)
-			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}, ConfigMap: "refit-receipt"}, nil
+			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}, Hosts: artifact.Ref{Name: "hosts.json", URL: "file:///hosts.json"}, ConfigMap: "refit-receipt"}, nil
 		},
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/refit-run/refit/starter/planfile"
 	"github.com/refit-run/refit/starter/run"
 	"github.com/refit-run/refit/workflows/gpunode"
+	"github.com/refit-run/refit/workflows/nats"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -36,6 +37,9 @@ func TestSchemasAreThoseOfTheInputStructs(t *testing.T) {
 		protocol.TensorFusionRollback: tensorfusion.RollbackInput{},
 		protocol.Rollout:              rollout.Input{},
 		protocol.GPUNode:              gpunode.Input{},
+		protocol.NATSDrain:            nats.DrainInput{},
+		protocol.NATSReplicas:         nats.ReplicasInput{},
+		protocol.NATSRoll:             nats.RollInput{},
 	}
 	for name, input := range inputs {
 		t.Run(name, func(t *testing.T) {
@@ -191,6 +195,20 @@ func TestAGPUNodePlanHasAnIDAndAPlanStage(t *testing.T) {
 	require.True(t, in.PlanOnly)
 	require.Contains(t, in.Prepare.MIG.Config, "1g.10gb: 7")
 	require.False(t, p.Input.(gpunode.Input).PlanOnly)
+}
+
+// TestANATSRollHasAnIDForEachPhase reads the example for both.
+func TestANATSRollHasAnIDForEachPhase(t *testing.T) {
+	content, err := os.ReadFile("../../../examples/nats-roll.yaml")
+	require.NoError(t, err)
+	before, err := planfile.Load(Kinds(), "plan.yaml", content, nil)
+	require.NoError(t, err)
+	require.Equal(t, "NATSRoll.sandbox.nats.before", before.ID())
+	after, err := planfile.Load(Kinds(), "plan.yaml", content, []string{"phase=after", "saved=file:///list.json"})
+	require.NoError(t, err)
+	require.Equal(t, "NATSRoll.sandbox.nats.after", after.ID())
+	_, err = planfile.Load(Kinds(), "plan.yaml", content, []string{"phase=after"})
+	require.ErrorContains(t, err, "saved is missing")
 }
 
 // TestASetUpThatMakesNoSenseHasItsPlace puts a set-up where it can't be

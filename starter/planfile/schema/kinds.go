@@ -27,6 +27,9 @@ func Kinds() []planfile.Kind {
 		{Name: protocol.TensorFusionRollback, Schema: file(protocol.TensorFusionRollback), Read: rollback},
 		{Name: protocol.Rollout, Schema: file(protocol.Rollout), Read: alone},
 		{Name: protocol.GPUNode, Schema: file(protocol.GPUNode), Read: node},
+		{Name: protocol.NATSDrain, Schema: file(protocol.NATSDrain), Read: natsDrain},
+		{Name: protocol.NATSReplicas, Schema: file(protocol.NATSReplicas), Read: natsReplicas},
+		{Name: protocol.NATSRoll, Schema: file(protocol.NATSRoll), Read: natsRoll},
 	}
 }
 

@@ -1,0 +1,201 @@
+package nats
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// Login is how to log in to one account: by NKey or by a credentials file. It
+// holds references only; the values never leave an activity.
+type Login struct {
+	// Account is the one that its streams are listed under, name or ID.
+	Account string     `json:"account"`
+	NKey    *Reference `json:"nkey,omitempty"`
+	Creds   *Reference `json:"creds,omitempty"`
+}
+
+// Reference names where a value is: a key of a Secret in the servers'
+// namespace, or a file or an environment variable of the worker.
+type Reference struct {
+	Secret   string `json:"secret,omitempty"`
+	Key      string `json:"key,omitempty"`
+	File     string `json:"file,omitempty"`
+	Variable string `json:"variable,omitempty"`
+}
+
+func (r Reference) String() string {
+	switch {
+	case r.Secret != "":
+		return fmt.Sprintf("key %s of Secret %s", r.Key, r.Secret)
+	case r.File != "":
+		return "file " + r.File
+	}
+	return "variable " + r.Variable
+}
+
+func (r Reference) read(ctx context.Context, c *kube.Client, namespace string) ([]byte, error) {
+	missing := func(found string) error {
+		return finding.Finding{Object: "login to NATS", Expected: "a value in " + r.String(), Found: found,
+			Next: "correct logins in the plan, or put the value there"}.Error(finding.Stop)
+	}
+	switch {
+	case r.Secret != "":
+		secret, err := c.Typed.CoreV1().Secrets(namespace).Get(ctx, r.Secret, metav1.GetOptions{})
+		if err != nil {
+			return nil, kube.Wrap(err, fmt.Sprintf("Secret/%s/%s", namespace, r.Secret))
+		}
+		if len(secret.Data[r.Key]) == 0 {
+			return nil, missing("no such key, or an empty one")
+		}
+		return secret.Data[r.Key], nil
+	case r.File != "":
+		data, err := os.ReadFile(r.File)
+		if err != nil {
+			return nil, missing(err.Error())
+		}
+		return data, nil
+	}
+	if value := os.Getenv(r.Variable); value != "" {
+		return []byte(value), nil
+	}
+	return nil, missing("none")
+}
+
+// credentials turns the references into the option of the client.
+func (l Login) credentials(ctx context.Context, c *kube.Client, namespace string) (nats.Option, error) {
+	if l.Creds != nil {
+		creds, err := l.Creds.read(ctx, c, namespace)
+		if err != nil {
+			return nil, err
+		}
+		return nats.UserCredentialBytes(creds), nil
+	}
+	seed, err := l.NKey.read(ctx, c, namespace)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := nkeys.ParseDecoratedNKey(seed)
+	if err != nil {
+		// The error may hold a part of the seed.
+		return nil, finding.Finding{Object: "login to NATS", Expected: "an NKey seed (SU...) in " + l.NKey.String(), Found: "something else",
+			Next: "name the key that holds the seed, not the public key"}.Error(finding.Stop)
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		return nil, err
+	}
+	return nats.Nkey(public, pair.Sign), nil
+}
+
+// podDialer is the client's dialer: every address is the one pod's port.
+type podDialer struct {
+	ctx  context.Context
+	dial func(ctx context.Context) (net.Conn, error)
+}
+
+func (d podDialer) Dial(string, string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(d.ctx, dialLimit)
+	defer cancel()
+	return d.dial(ctx)
+}
+
+// connect logs in at the first of the pods that lets it.
+func (l *looker) connect(ctx context.Context, login Login, answers []Answer) (*nats.Conn, error) {
+	credentials, err := login.credentials(ctx, l.client, l.place.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	var last error
+	for _, a := range answers {
+		if a.Trouble != "" {
+			continue
+		}
+		conn, err := nats.Connect("nats://"+a.Pod, credentials, nats.Name(kube.UserAgent), nats.NoReconnect(), nats.Timeout(dialLimit),
+			nats.SkipHostLookup(), nats.IgnoreDiscoveredServers(), nats.SetCustomDialer(podDialer{ctx: ctx, dial: func(ctx context.Context) (net.Conn, error) {
+				return l.a.dial(ctx, l.client, l.place.Namespace, a.Pod, l.place.Servers.ClientPort)
+			}}))
+		if err == nil {
+			return conn, nil
+		}
+		last = fmt.Errorf("%s: %w", a.Pod, err)
+		if errors.Is(err, nats.ErrAuthorization) {
+			break // the others know the same users
+		}
+	}
+	if last == nil {
+		last = errors.New("no server answers")
+	}
+	f := finding.Finding{Object: fmt.Sprintf("login to NATS account %s in %s", login.Account, l.place.Namespace), Found: last.Error()}
+	if errors.Is(last, nats.ErrAuthorization) {
+		f.Next = "give the login of a user of this account; with auth callout its service must run"
+		return nil, f.Error(finding.Stop)
+	}
+	return nil, f.Error(finding.Retry)
+}
+
+// apiLimit bounds one call of the JetStream API.
+const apiLimit = 10 * time.Second
+
+// call is one call of the JetStream API. The client's own types are not used
+// for it: what they do not know of a configuration they would drop.
+func call(ctx context.Context, conn *nats.Conn, subject string, request, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, apiLimit)
+	defer cancel()
+	ctx, refuse := context.WithCancelCause(ctx)
+	defer refuse(nil)
+	// What a user may not publish is told beside the request, which would
+	// otherwise wait for a reply in vain.
+	conn.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			refuse(err)
+		}
+	})
+	body := []byte(nil)
+	if request != nil {
+		var err error
+		if body, err = json.Marshal(request); err != nil {
+			return err
+		}
+	}
+	reply, err := conn.RequestWithContext(ctx, "$JS.API."+subject, body)
+	if why := context.Cause(ctx); err != nil && errors.Is(why, nats.ErrPermissionViolation) {
+		return finding.Finding{Object: "JetStream API " + subject, Found: why.Error(),
+			Next: "give a login that may publish to $JS.API.STREAM.INFO.* and $JS.API.STREAM.UPDATE.*"}.Error(finding.Stop)
+	}
+	if err != nil {
+		return finding.Finding{Object: "JetStream API " + subject, Found: err.Error()}.Error(finding.Retry)
+	}
+	var failed struct {
+		Error *struct {
+			Code        int    `json:"code"`
+			Description string `json:"description"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(reply.Data, &failed); err != nil {
+		return fmt.Errorf("JetStream API %s: %w", subject, err)
+	}
+	if e := failed.Error; e != nil {
+		class := finding.Stop
+		if e.Code == 503 { // no leader just now
+			class = finding.Retry
+		}
+		return finding.Finding{Object: "JetStream API " + subject, Found: fmt.Sprintf("refused with %d: %s", e.Code, e.Description),
+			Next: "mend what the server complains about, then retry"}.Error(class)
+	}
+	if err := json.Unmarshal(reply.Data, into); err != nil {
+		return fmt.Errorf("JetStream API %s: %w", subject, err)
+	}
+	return nil
+}

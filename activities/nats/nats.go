@@ -1,0 +1,171 @@
+// Package nats reads and changes the JetStream of a NATS cluster through the
+// Kubernetes API alone: every server is asked by its own monitoring port, each
+// stream is judged from its leader, and replicas are raised over the JetStream
+// API. Verdicts are pure functions of what the servers answered. It must never
+// purge or delete a message, and must not restart a server.
+package nats
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/worker"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// Activity names.
+const (
+	DrainActivity   = "nats.Drain"
+	ListActivity    = "nats.List"
+	RaiseActivity   = "nats.Raise"
+	SettleActivity  = "nats.Settle"
+	SaveActivity    = "nats.Save"
+	CompareActivity = "nats.Compare"
+)
+
+const (
+	// TargetReplicas is what streams are raised to. With two copies a stream
+	// loses its quorum as soon as one member is down (N190).
+	TargetReplicas = 3
+	// LookLimit bounds one look at all servers, which are asked side by side:
+	// opening the tunnel, then reading every page.
+	LookLimit = dialLimit + readLimit
+	// StableFor is how long raised streams must look right with the same
+	// leaders: replicas flap for seconds after a raise.
+	StableFor = 10 * time.Second
+
+	// From the guide, 'Drain pending work'.
+	dialLimit = 30 * time.Second
+	readLimit = 30 * time.Second
+
+	// settlePace is how often streams are looked at while they settle; drainPace
+	// while their consumers work: that takes minutes.
+	settlePace = 500 * time.Millisecond
+	drainPace  = 5 * time.Second
+
+	// maxShown bounds the lists in a result; evidence holds all.
+	maxShown = 20
+)
+
+// Dial opens a connection to a pod's port.
+type Dial func(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error)
+
+// Activities of one worker.
+type Activities struct {
+	Clusters  *kube.Clusters
+	Artifacts *artifact.Store
+	// Dial replaces kube.Client.DialPod where pods have no kubelet.
+	Dial Dial
+	// Pace, when set, replaces how often servers are looked at, and Stable for
+	// how long streams must look right: a test has no minutes.
+	Pace, Stable time.Duration
+}
+
+// Register registers every activity under its name.
+func (a *Activities) Register(r worker.Registry) {
+	for _, e := range []struct {
+		name string
+		fn   any
+	}{
+		{DrainActivity, a.Drain}, {ListActivity, a.List}, {RaiseActivity, a.Raise},
+		{SettleActivity, a.Settle}, {SaveActivity, a.Save}, {CompareActivity, a.Compare},
+	} {
+		r.RegisterActivityWithOptions(e.fn, activity.RegisterOptions{Name: e.name})
+	}
+}
+
+// Place is where the servers are.
+type Place struct {
+	Target    kube.Target `json:"target"`
+	Namespace string      `json:"namespace"`
+	Servers   Servers     `json:"servers,omitzero"`
+}
+
+// Servers says which pods are NATS servers and where they listen.
+type Servers struct {
+	// Selector narrows the pods by labels; empty takes every pod that has the
+	// container (default nats).
+	Selector  string `json:"selector,omitempty"`
+	Container string `json:"container,omitempty"`
+	// MonitorPort (default 8222) answers without a login, ClientPort (default
+	// 4222) asks for one.
+	MonitorPort int `json:"monitorPort,omitempty"`
+	ClientPort  int `json:"clientPort,omitempty"`
+}
+
+// WithDefaults fills in what the chart of NVCF uses.
+func (s Servers) WithDefaults() Servers {
+	if s.Container == "" {
+		s.Container = "nats"
+	}
+	if s.MonitorPort == 0 {
+		s.MonitorPort = 8222
+	}
+	if s.ClientPort == 0 {
+		s.ClientPort = 4222
+	}
+	return s
+}
+
+// Evidence is what a result says of the answers behind it: where the last of
+// them are kept, and how often the servers were looked at.
+type Evidence struct {
+	Looks int          `json:"looks"`
+	Last  artifact.Ref `json:"last,omitzero"`
+}
+
+func (a *Activities) dial(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error) {
+	if a.Dial != nil {
+		return a.Dial(ctx, c, namespace, pod, port)
+	}
+	return c.DialPod(ctx, namespace, pod, port)
+}
+
+func (a *Activities) stable() time.Duration {
+	if a.Stable > 0 {
+		return a.Stable
+	}
+	return StableFor
+}
+
+// key is where an artifact of this try of the activity is kept: no try ever
+// writes over what another one has seen (N128).
+func key(ctx context.Context, name string) string {
+	if !activity.IsActivity(ctx) {
+		return name
+	}
+	info := activity.GetInfo(ctx)
+	return fmt.Sprintf("%s/%s/%s-%s-%d/%s", strings.ReplaceAll(info.WorkflowExecution.ID, "/", "_"), info.WorkflowExecution.RunID,
+		info.ActivityType.Name, info.ActivityID, info.Attempt, name)
+}
+
+// store keeps a value as an evidence artifact.
+func (a *Activities) store(ctx context.Context, name string, entries int, value any) (artifact.Ref, error) {
+	data, err := json.MarshalIndent(value, "", " ")
+	if err != nil {
+		return artifact.Ref{}, err
+	}
+	return a.Artifacts.Put(ctx, key(ctx, name), artifact.Evidence, entries, writing(data))
+}
+
+// shown cuts findings to what a result carries.
+func shown(fs []finding.Finding) []finding.Finding { return fs[:min(len(fs), maxShown)] }
+
+// inWords is findings in one line, for heartbeats and notes.
+func inWords(fs []finding.Finding) string {
+	switch len(fs) {
+	case 0:
+		return ""
+	case 1:
+		return fs[0].String()
+	}
+	return fmt.Sprintf("%s (and %d more)", fs[0].String(), len(fs)-1)
+}

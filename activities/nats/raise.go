@@ -1,0 +1,226 @@
+package nats
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/refit-run/refit/activities/finding"
+)
+
+// ListRequest asks which streams have fewer than three replicas.
+type ListRequest struct {
+	Place
+	Logins []Login `json:"logins,omitempty"`
+	// Leave names streams (ACCOUNT/STREAM) that are not touched.
+	Leave []string `json:"leave,omitempty"`
+	// Limit is how long servers that do not answer are waited for.
+	Limit time.Duration `json:"limit"`
+}
+
+// ListResult is what is to be raised, and how each stream was before.
+type ListResult struct {
+	Raise []Record `json:"raise,omitempty"`
+	// Already are those that have as many or more: an earlier run may have
+	// ended before it had proven them. Left counts those that the plan leaves.
+	Already  []Record          `json:"already,omitempty"`
+	Left     int               `json:"left,omitempty"`
+	Findings []finding.Finding `json:"findings,omitempty"`
+	Evidence Evidence          `json:"evidence"`
+}
+
+// List is the activity nats.List (N189). It proves that every stream can be
+// raised before the first one is: all servers answer, every stream has a
+// leader, and there is a login into its account that finds this very stream.
+func (a *Activities) List(ctx context.Context, r ListRequest) (ListResult, error) {
+	var out ListResult
+	l, err := a.looker(ctx, r.Place)
+	if err != nil {
+		return out, err
+	}
+	defer l.close()
+	err = l.until(ctx, r.Limit, settlePace, func(ctx context.Context, answers []Answer) (verdict, error) {
+		v := Judge(answers)
+		out = toRaise(v, r.Leave)
+		found := inWords(out.Findings)
+		out.Findings = shown(out.Findings)
+		if len(out.Findings) == 0 {
+			if err := l.proveLogins(ctx, r.Logins, out.Raise, answers, v); err != nil {
+				return verdict{}, err
+			}
+		}
+		return verdict{len(out.Findings) == 0 || v.Malformed, found, out}, nil
+	})
+	out.Evidence = l.evidence
+	return out, err
+}
+
+// toRaise is the pure part of List.
+func toRaise(v View, leave []string) ListResult {
+	out := ListResult{Findings: v.Troubles}
+	if n := len(v.Servers); n < TargetReplicas && len(v.Troubles) == 0 {
+		out.Findings = append(out.Findings, finding.Finding{
+			Row: "N190", Object: "NATS servers", Expected: fmt.Sprintf("at least %d", TargetReplicas), Found: fmt.Sprint(n),
+			Next: "scale NATS first (high availability mode preferred or enforced)",
+		})
+	}
+	for _, s := range v.Streams {
+		switch {
+		case slices.Contains(leave, s.Account+"/"+s.Name):
+			out.Left++
+		case s.Leader == "":
+			out.Findings = append(out.Findings, finding.Finding{Row: "N189", Object: s.String(), Expected: "a leader", Found: s.Unled,
+				Next: "a stream without a leader can't be raised: bring its servers back, then retry"})
+		case s.Replicas < TargetReplicas:
+			out.Raise = append(out.Raise, s.record())
+		default:
+			out.Already = append(out.Already, s.record())
+		}
+	}
+	return out
+}
+
+// proveLogins logs in to every account that has a stream to raise.
+func (l *looker) proveLogins(ctx context.Context, logins []Login, raise []Record, answers []Answer, v View) error {
+	proven := map[string]bool{}
+	for _, r := range raise {
+		s, _ := v.find(r)
+		if proven[s.AccountID] {
+			continue
+		}
+		if _, err := l.info(ctx, logins, s, answers); err != nil {
+			return err
+		}
+		proven[s.AccountID] = true
+	}
+	return nil
+}
+
+// streamInfo is the part of the API's answer that is needed here.
+type streamInfo struct {
+	Config  map[string]json.RawMessage `json:"config"`
+	Created time.Time                  `json:"created"`
+}
+
+func (i streamInfo) replicas() string { return string(i.Config["num_replicas"]) }
+
+// session is a login that has found its stream.
+type session struct {
+	update func(ctx context.Context, config map[string]json.RawMessage) (streamInfo, error)
+	info   streamInfo
+	close  func()
+}
+
+// info logs in to the stream's account and asks for the stream. Another stream
+// under the same name, in another account, has another time of creation.
+func (l *looker) info(ctx context.Context, logins []Login, s Stream, answers []Answer) (streamInfo, error) {
+	open, err := l.open(ctx, logins, s, answers)
+	if err != nil {
+		return streamInfo{}, err
+	}
+	open.close()
+	return open.info, nil
+}
+
+func (l *looker) open(ctx context.Context, logins []Login, s Stream, answers []Answer) (session, error) {
+	at := slices.IndexFunc(logins, func(g Login) bool { return g.Account == s.Account || g.Account == s.AccountID })
+	if at < 0 {
+		return session{}, finding.Finding{
+			Row: "N190", Object: s.String(), Expected: "a login into account " + s.Account, Found: "none in the plan",
+			Why: "only a user of its account can change a stream", Next: "add the account to logins, or the stream to leave",
+		}.Error(finding.Stop)
+	}
+	conn, err := l.connect(ctx, logins[at], answers)
+	if err != nil {
+		return session{}, err
+	}
+	var info streamInfo
+	err = call(ctx, conn, "STREAM.INFO."+s.Name, nil, &info)
+	if err == nil && !info.Created.Equal(s.Created) {
+		err = finding.Finding{
+			Row: "N190", Object: s.String(), Expected: "the stream created at " + s.Created.Format(time.RFC3339Nano),
+			Found: fmt.Sprintf("one created at %s: the login leads into another account than %s", info.Created.Format(time.RFC3339Nano), s.Account),
+			Next:  "correct logins in the plan",
+		}.Error(finding.Stop)
+	}
+	if err != nil {
+		conn.Close()
+		return session{}, err
+	}
+	return session{info: info, close: conn.Close, update: func(ctx context.Context, config map[string]json.RawMessage) (streamInfo, error) {
+		var changed streamInfo
+		err := call(ctx, conn, "STREAM.UPDATE."+s.Name, config, &changed)
+		return changed, err
+	}}, nil
+}
+
+// RaiseRequest raises one stream.
+type RaiseRequest struct {
+	Place
+	Logins []Login `json:"logins,omitempty"`
+	// Stream is how it was before the run changed anything.
+	Stream Record        `json:"stream"`
+	Limit  time.Duration `json:"limit"`
+}
+
+// RaiseResult says whether the stream has three current copies now. Changed is
+// false when it was configured so before.
+type RaiseResult struct {
+	OK       bool              `json:"ok"`
+	Changed  bool              `json:"changed,omitempty"`
+	Findings []finding.Finding `json:"findings,omitempty"`
+	Evidence Evidence          `json:"evidence"`
+}
+
+// Raise is the activity nats.Raise (N190). It waits until every server
+// answers, raises the stream if it is not raised, and waits until the copies
+// are there for the first time; that they stay is proven by Settle.
+func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult, err error) {
+	l, err := a.looker(ctx, r.Place)
+	if err != nil {
+		return out, err
+	}
+	defer l.close()
+	err = l.until(ctx, r.Limit, settlePace, func(ctx context.Context, answers []Answer) (verdict, error) {
+		v := Judge(answers)
+		waiting, lost := raised(v, []Record{r.Stream})
+		s, known := v.find(r.Stream)
+		if known && s.Leader != "" && s.Replicas < TargetReplicas && len(v.Troubles) == 0 && len(lost) == 0 {
+			changed, err := l.raise(ctx, r.Logins, s, answers)
+			out.Changed = out.Changed || changed
+			return verdict{false, "raised; waiting for its replicas", out}, err
+		}
+		found := append(lost, waiting...)
+		out.OK, out.Findings = len(found) == 0, shown(found)
+		return verdict{out.OK || len(lost) > 0 || v.Malformed, inWords(found), out}, nil
+	})
+	out.Evidence = l.evidence
+	return out, err
+}
+
+// raise sends the update; false says that it was not needed. The configuration
+// is sent back as the server gave it, one number changed.
+func (l *looker) raise(ctx context.Context, logins []Login, s Stream, answers []Answer) (bool, error) {
+	open, err := l.open(ctx, logins, s, answers)
+	if err != nil {
+		return false, err
+	}
+	defer open.close()
+	target := fmt.Sprint(TargetReplicas)
+	if open.info.replicas() == target {
+		return false, nil
+	}
+	config := open.info.Config
+	config["num_replicas"] = json.RawMessage(target)
+	changed, err := open.update(ctx, config)
+	if err != nil {
+		return false, err
+	}
+	if changed.replicas() != target {
+		return false, finding.Finding{Row: "N190", Object: s.String(), Expected: target + " replicas after the update", Found: changed.replicas(),
+			Next: "look at the server's log"}.Error(finding.Stop)
+	}
+	return true, nil
+}

@@ -1,0 +1,134 @@
+package nats
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestARollThatKeptEverythingPassesAndTheEmptiedOnesAreNoticed(t *testing.T) {
+	// From the recording after the raise: KEEP1 is the only memory stream with
+	// one copy. It held messages, so its emptying is a loss.
+	saved := save(Place{}, Judge(recorded(t, "raised")))
+	c, err := compare(recorded(t, "rolled"), saved)
+	require.NoError(t, err)
+	require.Empty(t, c.waiting)
+	require.Len(t, c.lost, 1)
+	require.Equal(t, "stream NVCF/KEEP1", c.lost[0].Object)
+	require.Equal(t, "0 messages (sequence 0 to 0)", c.lost[0].Found)
+
+	// Drained before, nothing was in it to lose.
+	for i := range saved.Streams {
+		if s := &saved.Streams[i]; s.Name == "KEEP1" {
+			s.State = State{FirstSeq: 2001, LastSeq: 2000}
+		}
+	}
+	c, err = compare(recorded(t, "rolled"), saved)
+	require.NoError(t, err)
+	require.Empty(t, c.lost)
+	require.Equal(t, []string{"NVCF/KEEP1"}, c.emptied)
+
+	// The next server was restarted before the one before had recovered: all
+	// replicas read current, three memory streams are empty.
+	c, err = compare(recorded(t, "rolled-too-fast"), saved)
+	require.NoError(t, err)
+	var lost []string
+	for _, f := range c.lost {
+		lost = append(lost, f.Object)
+	}
+	require.Equal(t, []string{"stream NVCF/M1", "stream NVCF/M2", "stream NVCF/M3"}, lost)
+}
+
+func TestNothingIsCalledLostWhileAServerIsAway(t *testing.T) {
+	saved := save(Place{}, Judge(recorded(t, "raised")))
+	c, err := compare(recorded(t, "two-down"), saved)
+	require.NoError(t, err)
+	require.Empty(t, c.lost)
+	require.NotEmpty(t, c.waiting)
+}
+
+func TestAMissingStreamAndAChangedSettingAreNamed(t *testing.T) {
+	saved := save(Place{}, Judge(recorded(t, "raised")))
+	saved.Streams = append(saved.Streams, SavedStream{Record: Record{Account: "NVCF", AccountID: "NVCF", Name: "TerminateNvcaStream"}})
+	saved.Streams[0].Config = json.RawMessage(`{"name":"F1","storage":"file","num_replicas":3,"max_msgs":100}`)
+	c, err := compare(recorded(t, "rolled"), saved)
+	require.NoError(t, err)
+	var found []string
+	for _, f := range c.waiting {
+		found = append(found, f.Object+": "+f.Found)
+	}
+	require.Contains(t, found, "stream NVCF/TerminateNvcaStream: no server lists it")
+	require.Contains(t, found, "stream NVCF/F1: max_msgs was 100 and is -1")
+}
+
+func TestAPodThatIsNotReadyIsWaitedFor(t *testing.T) {
+	answers := recorded(t, "rolled")
+	answers[1].Unready = "container nats waits: ImagePullBackOff"
+	c, err := compare(answers, Saved{})
+	require.NoError(t, err)
+	require.Len(t, c.waiting, 1)
+	require.Equal(t, "N157", c.waiting[0].Row)
+}
+
+func TestConfigurationIsComparedBySetting(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after string
+		want          []string
+	}{
+		"same in another order":           {`{"a":1,"b":["x"]}`, `{"b":["x"],"a":1}`, nil},
+		"raised by its service":           {`{"num_replicas":1}`, `{"num_replicas":3}`, nil},
+		"lowered":                         {`{"num_replicas":3}`, `{"num_replicas":1}`, []string{"num_replicas was 3 and is 1"}},
+		"a newer server adds its default": {`{}`, `{"allow_msg_ttl":false,"consumer_limits":{}}`, nil},
+		"a new setting that does a thing": {`{}`, `{"sealed":true}`, []string{"sealed was absent and is true"}},
+		"the server's own metadata":       {`{"metadata":{"_nats.ver":"2.14","team":"a"}}`, `{"metadata":{"_nats.ver":"2.15","team":"a"}}`, nil},
+		"metadata of people":              {`{"metadata":{"team":"a"}}`, `{"metadata":{"team":"b"}}`, []string{`metadata was {"team":"a"} and is {"team":"b"}`}},
+		"a setting that is gone":          {`{"max_age":5}`, `{}`, []string{"max_age was 5 and is absent"}},
+		"numbers keep every digit":        {`{"max_bytes":9007199254740993}`, `{"max_bytes":9007199254740992}`, []string{"max_bytes was 9007199254740993 and is 9007199254740992"}},
+	} {
+		got, err := drift(json.RawMessage(c.before), json.RawMessage(c.after))
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, got, name)
+	}
+}
+
+func TestCountsMustBeEqualOnlyWhereNobodyPublished(t *testing.T) {
+	state := func(m, first, last uint64) State { return State{Messages: m, FirstSeq: first, LastSeq: last} }
+	for name, c := range map[string]struct {
+		before, after State
+		leaving       bool
+		lost          bool
+	}{
+		"unchanged":                        {state(10, 1, 10), state(10, 1, 10), false, false},
+		"published meanwhile":              {state(10, 1, 10), state(15, 1, 15), false, false},
+		"published and trimmed":            {state(10, 1, 10), state(5, 11, 15), false, false},
+		"fewer, and nobody published":      {state(10, 1, 10), state(9, 1, 10), false, true},
+		"a work queue that was worked on":  {state(10, 1, 10), state(2, 9, 10), true, false},
+		"the sequence went back":           {state(10, 1, 10), state(3, 1, 3), true, true},
+		"emptied":                          {state(10, 1, 10), state(0, 0, 0), false, true},
+		"the first sequence went back":     {state(10, 5, 14), state(20, 1, 20), false, true},
+		"drained, and its sequence is new": {state(0, 11, 10), state(0, 0, 0), false, true},
+	} {
+		_, lost := Lost(Record{State: c.before, Leaving: c.leaving}, Stream{State: c.after})
+		require.Equal(t, c.lost, lost, name)
+	}
+	_, lost := Lost(Record{Created: time.Unix(1, 0)}, Stream{Created: time.Unix(2, 0)})
+	require.True(t, lost, "created anew")
+}
+
+func TestAReplicaOrLeaderThatFlapsBeginsTheWaitAnew(t *testing.T) {
+	before := []Record{{Account: "A", AccountID: "A", Name: "S"}}
+	led := func(leader string) View {
+		return View{Streams: []Stream{{Account: "A", AccountID: "A", Name: "S", Leader: leader}}}
+	}
+	var calm steady
+	at := func(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
+	require.Zero(t, calm.look(at(0), led("a"), before, true))
+	require.Equal(t, 9*time.Second, calm.look(at(9), led("a"), before, true))
+	require.Zero(t, calm.look(at(10), led("a"), before, false), "a replica is behind for one look")
+	require.Zero(t, calm.look(at(11), led("a"), before, true))
+	require.Equal(t, 8*time.Second, calm.look(at(19), led("a"), before, true))
+	require.Zero(t, calm.look(at(20), led("b"), before, true), "another leader")
+	require.Equal(t, 10*time.Second, calm.look(at(30), led("b"), before, true))
+}

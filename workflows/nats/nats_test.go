@@ -1,0 +1,242 @@
+package nats
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/mock"
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/temporal"
+
+	acts "github.com/refit-run/refit/activities/nats"
+
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/rollout/plan"
+	"github.com/refit-run/refit/workflows/window"
+)
+
+func TestADrainedSystemIsProvenUnderTheLease(t *testing.T) {
+	s := &system{}
+	var out DrainResult
+	newHarness(t, s).run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, []string{"lock", "drain nats-system least 1 for 30m0s", "unlock"}, s.log)
+	require.True(t, out.Verdict.OK)
+	require.Len(t, out.Artifacts, 1)
+}
+
+func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testing.T) {
+	s := &system{messages: 7}
+	h := newHarness(t, s)
+	h.at(time.Hour, func() {
+		w := h.waits("drain")
+		require.Equal(t, "N127: stream NVCF/requests: expected 0 messages, found 7 messages", w.Found)
+		require.Equal(t, []string{protocol.Retry, protocol.Abort}, w.Answers, "there is no way around the proof, and none that discards")
+		s.do(func() { s.messages, s.down = 0, "nats-1" })
+		h.answer(protocol.Retry)
+	})
+	h.at(2*time.Hour, func() {
+		require.Contains(t, h.waits("drain").Found, "NATS server nats-1", "what was drained an hour ago proves nothing now")
+		s.do(func() { s.down = "" })
+		h.answer(protocol.Retry)
+	})
+	var out DrainResult
+	h.run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	var kept []string
+	for _, a := range out.Artifacts {
+		kept = append(kept, a.Name)
+	}
+	require.Equal(t, []string{"look-1.json", "look-2.json", "look-3.json"}, kept)
+}
+
+func TestAnAbortedDrainGivesTheLeaseBack(t *testing.T) {
+	s := &system{messages: 7}
+	h := newHarness(t, s)
+	h.at(time.Hour, func() { h.answer(protocol.Abort) })
+	var out DrainResult
+	h.run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+	require.EqualValues(t, 7, out.Verdict.Messages)
+	require.Equal(t, "unlock", s.log[len(s.log)-1])
+}
+
+func TestAnotherRunOnTheReleaseClosesTheRunAsLocked(t *testing.T) {
+	h := newHarness(t, &system{locked: true})
+	h.ExecuteWorkflow(protocol.NATSDrain, DrainInput{Site: site()})
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, h.GetWorkflowError(), &app)
+	require.Equal(t, protocol.Locked, app.Type())
+}
+
+func TestAChildRunLeavesTheLeaseToItsParentAndReports(t *testing.T) {
+	s := &system{}
+	h := newHarness(t, s)
+	reports := 0
+	h.OnSignalExternalWorkflow(mock.Anything, "parent", "", protocol.SignalReport, mock.Anything).Return(func(string, string, string, string, any) error {
+		reports++
+		return nil
+	})
+	in := DrainInput{Site: site()}
+	in.Target.UID, in.Parent = "uid-prod", &protocol.Parent{WorkflowID: "parent", Prefix: "nats.drain"}
+	var out DrainResult
+	h.run(protocol.NATSDrain, in, &out)
+	require.Equal(t, []string{"drain nats-system least 1 for 30m0s"}, s.log)
+	require.Positive(t, reports)
+}
+
+func replicated() *system {
+	return &system{names: []string{"requests", "events", "icms"}, replicas: map[string]int{"requests": 1, "events": 1, "icms": 3}}
+}
+
+func replicas() ReplicasInput {
+	return ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "NVCF", NKey: &acts.Reference{Secret: "nats-nkeys", Key: "user.key"}}}}
+}
+
+func TestStreamsAreRaisedOneByOneAndAllAreProven(t *testing.T) {
+	s := replicated()
+	var out ReplicasResult
+	newHarness(t, s).run(protocol.NATSReplicas, replicas(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, []string{"lock", "list", "raise requests", "raise events", "settle 3", "unlock"}, s.log)
+	require.Len(t, out.Raised, 2)
+	require.Equal(t, 1, out.Raised[0].Replicas, "as it was before")
+	require.Equal(t, protocol.Progress{Done: 2, Total: 2}, out.Progress)
+}
+
+func TestAPlanNamesTheStreamsAndRaisesNone(t *testing.T) {
+	s := replicated()
+	in := replicas()
+	in.PlanOnly = true
+	var out ReplicasResult
+	newHarness(t, s).run(protocol.NATSReplicas, in, &out)
+	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
+	require.Equal(t, []string{"lock", "list", "unlock"}, s.log)
+	require.Equal(t, []protocol.PlannedChange{
+		{Action: "raise from 1 to 3 replicas", Object: "stream NVCF/requests"}, {Action: "raise from 1 to 3 replicas", Object: "stream NVCF/events"},
+	}, out.Plan.Changes)
+}
+
+func TestASecondRunProvesAndChangesNothing(t *testing.T) {
+	s := replicated()
+	s.replicas = map[string]int{"requests": 3, "events": 3, "icms": 3}
+	var out ReplicasResult
+	newHarness(t, s).run(protocol.NATSReplicas, replicas(), &out)
+	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
+	require.Equal(t, []string{"lock", "list", "settle 3", "unlock"}, s.log, "an earlier run may have ended before the proof")
+}
+
+func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T) {
+	s := replicated()
+	h := newHarness(t, s)
+	in := replicas()
+	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+	h.SetStartTime(time.Date(2026, 1, 1, 0, 55, 0, 0, time.UTC))
+	h.at(time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.waits("raise").Kind, "nothing is changed outside a window")
+		s.do(func() { s.down = "nats-2" })
+	})
+	h.at(10*time.Minute, func() {
+		w := h.waits("raise")
+		require.Contains(t, w.Found, "NATS server nats-2")
+		s.do(func() { s.down, s.flapping = "", true })
+		h.answer(protocol.Retry)
+	})
+	h.at(20*time.Minute, func() {
+		w := h.waits("settle")
+		require.Contains(t, w.Found, "found for 1.2s")
+		require.NotContains(t, w.Answers, protocol.Skip)
+		s.do(func() { s.flapping = false })
+		h.answer(protocol.Retry)
+	})
+	var out ReplicasResult
+	h.run(protocol.NATSReplicas, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, []string{"lock", "list", "raise requests refused", "raise requests", "raise events", "settle 3", "settle 3", "unlock"}, s.log)
+}
+
+func TestAMissingLoginParksBeforeAnythingIsRaised(t *testing.T) {
+	s := replicated()
+	h := newHarness(t, s)
+	h.at(time.Hour, func() {
+		require.Contains(t, h.waits("list").Found, "N190: stream NVCF/requests: expected a login into account NVCF")
+		h.answer(protocol.Abort)
+	})
+	in := replicas()
+	in.Logins = nil
+	var out ReplicasResult
+	h.run(protocol.NATSReplicas, in, &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+	require.Empty(t, out.Raised)
+	require.Equal(t, 1, s.replicas["requests"])
+}
+
+func TestARollIsFramedByASavedListAndItsComparison(t *testing.T) {
+	s := replicated()
+	s.messages = 2
+	h := newHarness(t, s)
+	h.at(time.Hour, func() {
+		require.Contains(t, h.waits("save").Found, "2 messages")
+		require.NotContains(t, h.waits("save").Answers, protocol.Skip)
+		s.do(func() { s.messages = 0 })
+		h.answer(protocol.Retry)
+	})
+	var before RollResult
+	h.run(protocol.NATSRoll, RollInput{Site: site(), Phase: Before}, &before)
+	require.Equal(t, "file:///streams.json", before.Saved.URL)
+
+	s.log, s.emptied, s.lost = nil, []string{"NVCF/requests"}, []string{"events"}
+	h = newHarness(t, s)
+	h.at(time.Hour, func() {
+		w := h.waits("compare")
+		require.Equal(t, "stream NVCF/events: expected as before the roll, found no server lists it", w.Found)
+		require.Contains(t, w.Answers, protocol.Skip, "what is lost is lost: a person decides")
+		s.do(func() { s.lost = nil })
+		h.answer(protocol.Retry)
+	})
+	var after RollResult
+	h.run(protocol.NATSRoll, RollInput{Site: site(), Phase: After, Saved: before.Saved.URL}, &after)
+	require.Equal(t, protocol.OutcomeDone, after.Outcome)
+	require.Equal(t, []string{"lock", "compare with file:///streams.json", "compare with file:///streams.json", "unlock"}, s.log)
+	require.Equal(t, []string{"NVCF/requests"}, after.Emptied)
+	require.Contains(t, after.Warnings[len(after.Warnings)-1], "NVCF/requests came back empty")
+}
+
+func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
+	child := site()
+	child.Parent = &protocol.Parent{WorkflowID: "p"}
+	for want, in := range map[string]interface {
+		Validate() []plan.Problem
+	}{
+		"target.cluster is missing":                   DrainInput{},
+		"target.uid is missing":                       DrainInput{Site: child},
+		"limit is -1m0s":                              DrainInput{Site: site(), Limit: window.Duration(-time.Minute)},
+		"servers.monitorPort is 70000":                DrainInput{Site: Site{Target: site().Target, Servers: acts.Servers{MonitorPort: 70000}}},
+		`phase is ""`:                                 RollInput{Site: site()},
+		"saved is missing":                            RollInput{Site: site(), Phase: After},
+		"saved is set for the phase before":           RollInput{Site: site(), Phase: Before, Saved: "x"},
+		"logins[0].account is missing":                ReplicasInput{Site: site(), Logins: []acts.Login{{NKey: &acts.Reference{File: "f"}}}},
+		`logins[1].account is "A" a second time`:      ReplicasInput{Site: site(), Logins: []acts.Login{login("A"), login("A")}},
+		"logins[0] names nkey and creds, or neither":  ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A"}}},
+		"logins[0].nkey names 2 places":               ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", NKey: &acts.Reference{File: "f", Variable: "V"}}}},
+		"logins[0].creds.key is missing":              ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &acts.Reference{Secret: "s"}}}},
+		"logins[0].creds.key is set without secret":   ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &acts.Reference{File: "f", Key: "k"}}}},
+		`leave[0] is "requests": want ACCOUNT/STREAM`: ReplicasInput{Site: site(), Leave: []string{"requests"}},
+		"windows[0]":                                  ReplicasInput{Site: site(), Windows: []window.Spec{{Opens: "never"}}},
+	} {
+		ps := in.Validate()
+		require.Len(t, ps, 1, want)
+		require.Contains(t, ps[0].String(), want)
+	}
+	require.Empty(t, replicas().Validate())
+
+	h := newHarness(t, &system{})
+	h.ExecuteWorkflow(protocol.NATSRoll, RollInput{Site: site()})
+	var app *temporal.ApplicationError
+	require.ErrorAs(t, h.GetWorkflowError(), &app)
+	require.Equal(t, protocol.BadInput, app.Type())
+}
+
+func login(account string) acts.Login {
+	return acts.Login{Account: account, Creds: &acts.Reference{File: "f"}}
+}

@@ -1,0 +1,214 @@
+package nats
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/workflow"
+
+	acts "github.com/refit-run/refit/activities/nats"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// system is the world behind the activities: NATS as they would see it.
+type system struct {
+	mu     sync.Mutex
+	log    []string
+	locked bool
+	// messages are what is left in the one memory stream with one replica.
+	messages int
+	// streams have so many replicas; down is a server that does not answer.
+	names    []string
+	replicas map[string]int
+	down     string
+	flapping bool
+	// after the roll
+	lost, emptied []string
+	looks         int
+}
+
+func (s *system) do(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *system) say(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
+
+// seen is the evidence of one call, each kept apart.
+func (s *system) seen() acts.Evidence {
+	s.looks++
+	return acts.Evidence{Looks: 3, Last: artifact.Ref{Name: fmt.Sprintf("look-%d.json", s.looks), URL: fmt.Sprintf("file:///look-%d.json", s.looks)}}
+}
+
+func (s *system) unreachable() []finding.Finding {
+	if s.down == "" {
+		return nil
+	}
+	return []finding.Finding{{Row: "N125", Object: "NATS server " + s.down, Expected: "a whole answer", Found: "connection refused", Why: "unreachable is not drained", Next: "bring the server back"}}
+}
+
+func (s *system) verdict() acts.Drained {
+	d := acts.Drained{Seen: 1, Messages: uint64(s.messages), Findings: s.unreachable()}
+	if s.messages > 0 {
+		d.Findings = append(d.Findings, finding.Finding{Row: "N127", Object: "stream NVCF/requests", Expected: "0 messages", Found: fmt.Sprintf("%d messages", s.messages)})
+	}
+	d.OK = len(d.Findings) == 0
+	return d
+}
+
+func (s *system) drain(_ context.Context, r acts.DrainRequest) (acts.DrainResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("drain %s least %d for %s", r.Namespace, r.Least, r.Limit)
+	return acts.DrainResult{Drained: s.verdict(), Evidence: s.seen()}, nil
+}
+
+func (s *system) save(_ context.Context, r acts.DrainRequest) (acts.SaveResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("save least %d", r.Least)
+	out := acts.SaveResult{Drained: s.verdict(), Evidence: s.seen()}
+	if out.OK {
+		out.Streams, out.List = len(s.names), artifact.Ref{Name: "streams.json", URL: "file:///streams.json"}
+	}
+	return out, nil
+}
+
+func (s *system) compare(_ context.Context, r acts.CompareRequest) (acts.CompareResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("compare with %s", r.List)
+	out := acts.CompareResult{Streams: len(s.names), Emptied: s.emptied, Evidence: s.seen(), Findings: s.unreachable()}
+	for _, name := range s.lost {
+		out.Findings = append(out.Findings, finding.Finding{Object: "stream NVCF/" + name, Expected: "as before the roll", Found: "no server lists it"})
+	}
+	out.OK = len(out.Findings) == 0
+	return out, nil
+}
+
+func (s *system) list(_ context.Context, r acts.ListRequest) (acts.ListResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("list")
+	out := acts.ListResult{Evidence: s.seen(), Findings: s.unreachable()}
+	if len(r.Logins) == 0 {
+		return out, finding.Finding{Row: "N190", Object: "stream NVCF/requests", Expected: "a login into account NVCF", Found: "none in the plan"}.Error(finding.Stop)
+	}
+	for _, name := range s.names {
+		record := acts.Record{Account: "NVCF", AccountID: "NVCF", Name: name, Replicas: s.replicas[name]}
+		if record.Replicas < acts.TargetReplicas {
+			out.Raise = append(out.Raise, record)
+		} else {
+			out.Already = append(out.Already, record)
+		}
+	}
+	return out, nil
+}
+
+func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if found := s.unreachable(); found != nil {
+		s.say("raise %s refused", r.Stream.Name)
+		return acts.RaiseResult{Findings: found, Evidence: s.seen()}, nil
+	}
+	s.say("raise %s", r.Stream.Name)
+	s.replicas[r.Stream.Name] = acts.TargetReplicas
+	return acts.RaiseResult{OK: true, Changed: true, Evidence: s.seen()}, nil
+}
+
+func (s *system) settle(_ context.Context, r acts.SettleRequest) (acts.SettleResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("settle %d", len(r.Streams))
+	if s.flapping {
+		return acts.SettleResult{Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: "2 raised streams", Expected: "the same leaders for 10s", Found: "for 1.2s"}}}, nil
+	}
+	return acts.SettleResult{OK: true, Evidence: s.seen()}, nil
+}
+
+type harness struct {
+	*testsuite.TestWorkflowEnvironment
+	t *testing.T
+}
+
+func newHarness(t *testing.T, s *system) *harness {
+	var suite testsuite.WorkflowTestSuite
+	env := suite.NewTestWorkflowEnvironment()
+	env.SetTestTimeout(time.Minute)
+	for name, fn := range map[string]any{protocol.NATSDrain: Drain, protocol.NATSReplicas: Replicas, protocol.NATSRoll: Roll} {
+		env.RegisterWorkflowWithOptions(fn, workflow.RegisterOptions{Name: name})
+	}
+	for name, f := range map[string]any{
+		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
+			return kube.IdentifyResult{UID: "uid-prod"}, nil
+		},
+		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
+			require.Equal(t, "nats", r.Release)
+			require.Equal(t, "nats-system", r.Namespace)
+			if s.locked {
+				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("held by another run", protocol.Locked, nil)
+			}
+			s.do(func() { s.say("lock") })
+			return lease.AcquireResult{Holder: "me"}, nil
+		},
+		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
+			s.do(func() { s.say("unlock") })
+			return lease.ReleaseResult{Released: true}, nil
+		},
+		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
+			return visibility.Result{}, nil
+		},
+		acts.DrainActivity: s.drain, acts.SaveActivity: s.save, acts.CompareActivity: s.compare,
+		acts.ListActivity: s.list, acts.RaiseActivity: s.raise, acts.SettleActivity: s.settle,
+	} {
+		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
+	}
+	return &harness{TestWorkflowEnvironment: env, t: t}
+}
+
+func (h *harness) at(after time.Duration, f func()) { h.RegisterDelayedCallback(f, after) }
+
+func (h *harness) answer(verb string) {
+	h.SignalWorkflow(verb, protocol.Answer{By: "ann"})
+}
+
+func (h *harness) status() protocol.Status {
+	v, err := h.QueryWorkflow(protocol.QueryStatus)
+	require.NoError(h.t, err)
+	var s protocol.Status
+	require.NoError(h.t, v.Get(&s))
+	return s
+}
+
+// waits is what the run waits for at a stage.
+func (h *harness) waits(stage string) protocol.Waiting {
+	s := h.status()
+	require.NotNil(h.t, s.WaitingFor, "%+v", s)
+	require.Equal(h.t, stage, s.WaitingFor.Stage)
+	return *s.WaitingFor
+}
+
+func (h *harness) run(kind string, in, out any) {
+	h.t.Helper()
+	h.ExecuteWorkflow(kind, in)
+	require.True(h.t, h.IsWorkflowCompleted())
+	require.NoError(h.t, h.GetWorkflowError())
+	require.NoError(h.t, h.GetWorkflowResult(out))
+}
+
+func site() Site { return Site{Target: kube.Target{Cluster: "prod"}} }
