@@ -42,6 +42,8 @@ type Targets struct {
 	Greptime  *greptime.Server
 	APIServer *process.Keeper
 	Temporal  *process.Keeper
+	// TemporalAddress is in the environment of this sandbox's workers.
+	TemporalAddress string
 	// RestartController ends the TensorFusion controller's process, the
 	// double's or a real one, which starts again; nil without TensorFusion.
 	RestartController func(context.Context) error
@@ -82,6 +84,7 @@ func Table() []Fault {
 		{"pdb-blocks", "NAMESPACE LABEL=VALUE", "a PodDisruptionBudget allows no eviction of the pods, until clear", pdbBlocks},
 		{"auto-update-on", "POOL", "somebody sets autoUpdateHypervisor of the pool to true, once", autoUpdateOn},
 		{"controller-restart", "", "the controller's pods are deleted: it loses its memory and its lease", controllerRestart},
+		{"helm-kill", "DURATION", "the next Helm process of a worker of this sandbox is killed (-9) in the middle of its upgrade, within the duration", helmKill},
 		{"temporal-kill", "", "the Temporal server is killed (-9) and starts again on the same file", temporalKill},
 		{"clear", "", "takes every lasting fault back", heal},
 	}

@@ -321,6 +321,7 @@ func (w *World) Fault(ctx context.Context, name string, args []string) error {
 		Kube: w.kube, Dynamic: w.dynamic, Namespace: Namespace, Agents: w.fleet, Canary: w.canary,
 		Registry: w.registry, Greptime: w.greptime, APIServer: w.plane.APIServer, Temporal: w.temporal.Keeper,
 		APIReady: w.plane.ReadyAPIServer, After: w.after,
+		TemporalAddress: folder.Address(w.state.Ports.TemporalGRPC),
 	}
 	switch {
 	case w.real != nil:

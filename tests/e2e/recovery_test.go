@@ -1,15 +1,10 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +30,7 @@ func TestRecovery(t *testing.T) {
 	w.fault("hypervisor-never-ready", shared[0]) // holds the run in the middle of the canary
 
 	run := w.start("rollouts[0].strategy.soakCanary=6s", "rollouts[0].strategy.hostTimeout=5m")
-	w.killHelmChild()
+	w.fault("helm-kill", "3m")
 	w.midHost(run, shared[0])
 	t.Run("Helm killed in the middle: the release is deployed by the next try", func(t *testing.T) {
 		revisions := w.revisions()
@@ -161,51 +156,6 @@ func TestRecovery(t *testing.T) {
 	assert.Equal(t, 4, o.deletions(), "every node exactly once")
 	assert.Empty(t, o.violations(1, 1))
 	w.replay(run)
-}
-
-// killHelmChild waits until the worker's Helm process has stored its pending
-// revision, and kills it with -9 there.
-func (w *world) killHelmChild() {
-	w.t.Helper()
-	w.poll("a Helm process in the middle of its upgrade", 3*time.Minute, func() bool {
-		pid := helmChild(w.t, w.worker.Process.Pid)
-		if pid == 0 {
-			return false
-		}
-		pending, err := w.kube.CoreV1().Secrets("tensor-fusion-sys").List(context.Background(), metav1.ListOptions{LabelSelector: "owner=helm,status=pending-upgrade"})
-		if err != nil || len(pending.Items) == 0 {
-			return false
-		}
-		require.NoError(w.t, syscall.Kill(pid, syscall.SIGKILL))
-		w.t.Logf("kill -9 of Helm process %d with %s pending", pid, pending.Items[0].Name)
-		return true
-	})
-}
-
-// helmChild finds the engine process of a worker, 0 when there is none.
-func helmChild(t *testing.T, worker int) int {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	require.NoError(t, err)
-	require.NotEmpty(t, files, "this test finds processes in /proc")
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		if err != nil || !bytes.HasSuffix(line, []byte("\x00helm-child\x00")) {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
-		if err != nil {
-			continue
-		}
-		// PID (COMMAND) STATE PPID ...; a command may hold spaces and brackets.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) > 1 && fields[1] == strconv.Itoa(worker) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			require.NoError(t, err)
-			return pid
-		}
-	}
-	return 0
 }
 
 // revisions maps the release's revisions to their states.
