@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/helm"
 	"github.com/refit-run/refit/activities/kube"
 )
@@ -157,4 +158,13 @@ func TestTheControllerIsAwaitedAndRestartedOnlyForConfiguration(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotEmpty(t, d.Spec.Template.Annotations[annotationRestarted])
 	assert.LessOrEqual(t, d.Generation, int64(3), "created, upgraded, restarted once")
+}
+
+func TestOnlyWhatMaySettleIsAskedAgain(t *testing.T) {
+	open := func(row string, class finding.Class) Check { return Check{Row: row, Class: class} }
+	sound := Check{Row: "T08", OK: true}
+	assert.False(t, waiting([]Check{sound}))
+	assert.True(t, waiting([]Check{sound, open("P06", finding.Wait)}))
+	assert.True(t, waiting([]Check{sound, open("P06", finding.Wait), open("P13", finding.Stop)}), "a new leader still reads its allocations")
+	assert.False(t, waiting([]Check{open("P06", finding.Wait), open("T23", finding.Stop)}))
 }

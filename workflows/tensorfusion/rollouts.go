@@ -119,9 +119,16 @@ func (e *engine) templatesChange() bool {
 	})
 }
 
+// withNodes leaves out the pools without GPU nodes: they have no pod, and the
+// controller never calls them settled (T17).
+func withNodes(pools []tensorfusion.Pool) []tensorfusion.Pool {
+	return slices.DeleteFunc(slices.Clone(pools), func(p tensorfusion.Pool) bool { return p.Nodes == 0 })
+}
+
 // sameTemplates: every pod was of its pool's template before the change, and the
 // controller that now leads makes them in the same way.
 func sameTemplates(before, now []tensorfusion.Pool) bool {
+	before = withNodes(before)
 	return len(before) > 0 && !slices.ContainsFunc(before, func(p tensorfusion.Pool) bool {
 		return !p.Settled || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
 			return n.Name == p.Name && n.Hash == p.Hash

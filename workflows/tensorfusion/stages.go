@@ -333,14 +333,14 @@ func (e *engine) undoNudge(ctx workflow.Context, s *stage.Scope) ([]tensorfusion
 	_, err := release.Hold(ctx, s, "take the hold's change of the hypervisor template back", tensorfusion.HoldRequest{
 		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true, Undo: e.before,
 	})
-	return e.undo.Pools, err
+	return withNodes(e.undo.Pools), err
 }
 
 // keepsHosts: the revision that comes back is the one the undone upgrade left,
 // and then every pod was of its pool's template.
 func (e *engine) keepsHosts() bool {
 	return e.undo != nil && e.undo.Revision == e.intent.Chart.Revision &&
-		!slices.ContainsFunc(e.undo.Pools, func(p tensorfusion.Pool) bool { return !p.Settled })
+		!slices.ContainsFunc(withNodes(e.undo.Pools), func(p tensorfusion.Pool) bool { return !p.Settled })
 }
 
 func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
