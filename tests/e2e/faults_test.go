@@ -54,6 +54,7 @@ func TestFaults(t *testing.T) {
 				require.Len(t, pods, 1, node)
 				assert.NotContains(t, pods[0], newImage)
 			}
+			assert.Equal(t, 2, o.deletions(), "the canary there and back; the hosts that the upgrade never reached stay as they were")
 			w.replay(first)
 		})
 	})
