@@ -71,8 +71,13 @@ type Objects [][]*unstructured.Unstructured
 // error ends the wait.
 type Condition func(Objects) (done bool, found string, err error)
 
+// looksApart is the least time between two looks: a hundred hosts that change
+// at once send thousands of events, and each look reads every object.
+const looksApart = 100 * time.Millisecond
+
 // Await lists and watches the selections until cond is done, its error, or the
-// deadline. cond runs after the first lists and after each change. An API
+// deadline. cond runs after the first lists and after each change, changes
+// within 100 ms of a look together. An API
 // server that is away is asked again, with a growing pause, until the
 // deadline; only an answer that a person must mend (forbidden, unknown
 // resource) ends the wait early. A deadline is a finding of class stop.
@@ -92,7 +97,15 @@ func (c *Client) Await(ctx context.Context, w Wait, cond Condition, selections .
 
 	beat := StartBeat(w.Every, w.Heartbeat)
 	defer beat.Stop()
+	var rested <-chan time.Time // nil before the first look
 	for {
+		if rested != nil {
+			select {
+			case <-ctx.Done():
+				return w.deadline(ctx, beat.Last(), mirror.trouble())
+			case <-rested:
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return w.deadline(ctx, beat.Last(), mirror.trouble())
@@ -109,6 +122,7 @@ func (c *Client) Await(ctx context.Context, w Wait, cond Condition, selections .
 		if err != nil || done {
 			return err
 		}
+		rested = time.After(looksApart)
 	}
 }
 

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -57,6 +58,33 @@ func TestAwaitSeesWhatIsThereAndWhatComes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "ready", <-seen)
 	require.NoError(t, <-done)
+}
+
+// A hundred hosts that change at once must not be looked at a thousand times.
+func TestAwaitLooksAtManyChangesTogether(t *testing.T) {
+	server := apiservertest.Shared(t)
+	c, ns := server.Client(t), server.Namespace(t)
+	const changes = 60
+	began, looks := time.Now(), 0
+	go func() {
+		for i := range changes {
+			if _, err := c.Typed.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap(ns, fmt.Sprintf("n-%02d", i), ""), metav1.CreateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	err := c.Await(t.Context(), kube.Wait{What: "all of them", Limit: time.Minute}, func(o kube.Objects) (bool, string, error) {
+		looks++
+		n := 0
+		for _, u := range o[0] {
+			if strings.HasPrefix(u.GetName(), "n-") {
+				n++
+			}
+		}
+		return n == changes, fmt.Sprint(n), nil
+	}, kube.Selection{Resource: configMaps, Namespace: ns})
+	require.NoError(t, err)
+	require.LessOrEqual(t, looks, 1+int(time.Since(began)/(100*time.Millisecond)))
 }
 
 func TestAwaitDeadlineSaysWhatWasFoundLast(t *testing.T) {

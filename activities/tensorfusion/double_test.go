@@ -189,7 +189,7 @@ func (w *world) addNode(short string) {
 		"metadata": map[string]any{"labels": map[string]any{poolLabel(w.pool): "true"}},
 		"status":   map[string]any{"phase": phaseRunning},
 	})
-	w.create("gpus", "gpu-0."+name, map[string]any{"status": map[string]any{
+	w.create("gpus", "gpu-0."+name, map[string]any{"metadata": map[string]any{"labels": map[string]any{labelManagedBy: name}}, "status": map[string]any{
 		"phase": phaseRunning, "gpuModel": "H100_SXM", "capacity": map[string]any{"tflops": "989", "vram": "80Gi"},
 		"nodeSelector": map[string]any{corev1.LabelHostname: name},
 	}})

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/refit-run/refit/activities/kube"
 )
@@ -101,6 +103,40 @@ func readHosts(ctx context.Context, c *kube.Client, namespace, pool string) ([]h
 	}
 	var r hostReader
 	return r.views(pointers(nodes), pointers(pods), pointers(gpus))
+}
+
+// selectorBytes bounds one label selector: it travels in the request's URL,
+// which proxies cut off at 8 KiB.
+const selectorBytes = 4 << 10
+
+// gpuSelectors are label selectors that together find the GPUs of the nodes;
+// one empty one, which finds every GPU, when their labels can't be used.
+func gpuSelectors(nodes []string, unlabelled bool) []string {
+	everything := []string{""}
+	if unlabelled {
+		return everything
+	}
+	var out []string
+	var names []string
+	size := 0
+	flush := func() {
+		if len(names) > 0 {
+			out = append(out, labelManagedBy+" in ("+strings.Join(names, ",")+")")
+		}
+		names, size = nil, 0
+	}
+	for _, n := range nodes {
+		if len(validation.IsValidLabelValue(n)) > 0 {
+			return everything
+		}
+		if size += len(n) + 1; size > selectorBytes {
+			flush()
+			size = len(n) + 1
+		}
+		names = append(names, n)
+	}
+	flush()
+	return out
 }
 
 func pointers(in []unstructured.Unstructured) []*unstructured.Unstructured {

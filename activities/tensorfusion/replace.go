@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +63,8 @@ type replacement struct {
 	views map[string]hostView
 	found map[string]string // what is missing from each host's proof
 	done  map[string]HostResult
+	// unlabelled: GPUs are not found by the label of their node.
+	unlabelled bool
 }
 
 // parallelRequests bounds the requests that are in flight at once.
@@ -92,7 +95,12 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 	}
 	// A round ends when every host is finished, or at the earliest deadline.
 	for len(r.done) < len(req.Hosts) {
-		if err := r.expire(ctx, r.round(ctx)); err != nil {
+		err := r.round(ctx)
+		if errors.Is(err, errUnlabelled) {
+			r.unlabelled = true
+			continue
+		}
+		if err = r.expire(ctx, err); err != nil {
 			return ReplaceResult{}, inRow(err, "T14")
 		}
 	}
@@ -107,8 +115,13 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 // away for long must see the pods before it calls a host late.
 const firstLook = 30 * time.Second
 
-// errLate ends a round because a host ran out of time.
-var errLate = errors.New("a host ran out of time")
+var (
+	// errLate ends a round because a host ran out of time.
+	errLate = errors.New("a host ran out of time")
+	// errUnlabelled ends a round because a host shows no GPU by its label:
+	// either it has none, or only their status names it.
+	errUnlabelled = errors.New("a host without labelled GPUs")
+)
 
 // round watches until every host is finished or the first one is late. The
 // hosts' time is only looked at once they have been.
@@ -130,10 +143,24 @@ func (r *replacement) round(ctx context.Context) error {
 			deadline = time.AfterFunc(r.nextDeadline(), func() { cancel(errLate) })
 		}
 		return len(r.done) == len(r.req.Hosts), fmt.Sprintf("%d of %d hosts proven", len(r.done), len(r.req.Hosts)), err
-	},
-		kube.Selection{Resource: gpuNodesGVR, Labels: poolLabel(r.req.Pool) + "=true"},
-		kube.Selection{Resource: podsGVR, Namespace: r.req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
-		kube.Selection{Resource: gpusGVR})
+	}, r.selections()...)
+}
+
+// selections are the pool's GPUNodes, the hypervisor pods, and the GPUs: only
+// those of the hosts that are replaced, for a cluster has eight a host.
+func (r *replacement) selections() []kube.Selection {
+	out := []kube.Selection{
+		{Resource: gpuNodesGVR, Labels: poolLabel(r.req.Pool) + "=true"},
+		{Resource: podsGVR, Namespace: r.req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
+	}
+	names := make([]string, len(r.req.Hosts))
+	for i, h := range r.req.Hosts {
+		names[i] = h.Name
+	}
+	for _, selector := range gpuSelectors(names, r.unlabelled) {
+		out = append(out, kube.Selection{Resource: gpusGVR, Labels: selector})
+	}
+	return out
 }
 
 // nextDeadline is how long until the first unfinished host runs out of time.
@@ -172,7 +199,7 @@ func (r *replacement) setMemory(name string, change func(*hostMemory)) hostMemor
 // step looks at every unfinished host: proven, to be deleted, or to be waited
 // for.
 func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
-	views, err := r.reader.views(objects[0], objects[1], objects[2])
+	views, err := r.reader.views(objects[0], objects[1], slices.Concat(objects[2:]...))
 	if err != nil {
 		return err
 	}
@@ -190,6 +217,9 @@ func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
 			r.fail(h, finding.Finding{Object: hostObject(h.Name), Expected: "a GPUNode of GPUPool/" + r.req.Pool, Found: "none",
 				Next: "the Node left the cluster or the pool: leave it out, or bring it back and retry"})
 			continue
+		}
+		if len(v.gpus) == 0 && !r.unlabelled {
+			return errUnlabelled
 		}
 		m := r.setMemory(h.Name, func(m *hostMemory) {
 			if m.Started.IsZero() {

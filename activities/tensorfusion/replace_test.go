@@ -1,6 +1,7 @@
 package tensorfusion
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,41 @@ func TestAHostCostsOneRequestBesidesTheSharedWatches(t *testing.T) {
 	all := w.writes.count(func(string) bool { return true })
 	assert.Equal(t, len(hosts), deletes)
 	assert.LessOrEqual(t, all-deletes, 7, "three lists, three watches and the Nodes, whatever the number of hosts")
+}
+
+// GPUs of other builds may name their node in their status alone.
+func TestGPUsWithoutTheLabelOfTheirNodeArePartOfTheProof(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	hosts := w.oldHosts("a", "b")
+	api, gpu := w.admin.Dynamic.Resource(gpusGVR), "gpu-0."+w.node("b")
+	_, err := api.Patch(t.Context(), gpu, types.JSONPatchType, []byte(`[{"op":"remove","path":"/metadata/labels"}]`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	_, err = api.Patch(t.Context(), gpu, types.MergePatchType, []byte(`{"status":{"phase":"Pending"}}`), metav1.PatchOptions{}, "status")
+	require.NoError(t, err)
+	w.control()
+	out := w.replace(hosts, 5*time.Second)
+	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
+	assert.Equal(t, OutcomeFailed, out.Hosts[1].Outcome)
+	assert.Contains(t, out.Hosts[1].Failure.Found, "GPU "+gpu+" is Pending")
+}
+
+func TestGPUsAreAskedForByTheirNodesAsFarAsLabelsReach(t *testing.T) {
+	assert.Equal(t, []string{labelManagedBy + " in (a,b)"}, gpuSelectors([]string{"a", "b"}, false))
+	assert.Equal(t, []string{""}, gpuSelectors([]string{"a", "b"}, true))
+	assert.Equal(t, []string{""}, gpuSelectors([]string{"a", strings.Repeat("x", 64)}, false), "no label has such a value")
+
+	var names []string
+	for i := range 500 {
+		names = append(names, fmt.Sprintf("gpu-node-%03d.rack-7.example.internal", i))
+	}
+	selectors := gpuSelectors(names, false)
+	require.Greater(t, len(selectors), 1)
+	seen := 0
+	for _, s := range selectors {
+		assert.Less(t, len(s), 5<<10)
+		seen += strings.Count(s, "gpu-node-")
+	}
+	assert.Equal(t, len(names), seen)
 }
 
 // The watch is slower than the reply: the pod looks untouched once more.

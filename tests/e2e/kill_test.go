@@ -7,11 +7,13 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	enums "go.temporal.io/api/enums/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/refit-run/refit/workflows/protocol"
@@ -112,10 +114,37 @@ func (w *world) pendingStage(run string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), look)
 	defer cancel()
 	d, err := w.temporal.DescribeWorkflowExecution(ctx, run, "")
-	if err != nil || len(d.PendingActivities) == 0 {
+	if err != nil {
 		return ""
 	}
-	return beginsWith[d.PendingActivities[0].ActivityType.GetName()]
+	if len(d.PendingActivities) > 0 {
+		return beginsWith[d.PendingActivities[0].ActivityType.GetName()]
+	}
+	for _, child := range d.PendingChildren {
+		if w.atItsFirstActivity(ctx, child.WorkflowId) {
+			return strings.TrimPrefix(child.WorkflowId, run+".") + ".plan"
+		}
+	}
+	return ""
+}
+
+// atItsFirstActivity: a rollout begins by observing its pool, for its plan.
+func (w *world) atItsFirstActivity(ctx context.Context, run string) bool {
+	d, err := w.temporal.DescribeWorkflowExecution(ctx, run, "")
+	if err != nil || len(d.PendingActivities) == 0 {
+		return false
+	}
+	scheduled := 0
+	for events := w.temporal.GetWorkflowHistory(ctx, run, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT); events.HasNext(); {
+		e, err := events.Next()
+		if err != nil {
+			return false
+		}
+		if e.EventType == enums.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED {
+			scheduled++
+		}
+	}
+	return scheduled == 1
 }
 
 // upgradeStages are those of the example plan, in order.
