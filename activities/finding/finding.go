@@ -81,6 +81,17 @@ func Of(err error) (f Finding, c Class, ok bool) {
 	return Finding{Object: "activity", Found: app.Message()}, c, true
 }
 
+// InRow names the catalogue row in an error that a lower layer returned
+// without one.
+func InRow(err error, row string) error {
+	f, class, ok := Of(err)
+	if !ok || f.Row != "" {
+		return err
+	}
+	f.Row = row
+	return f.Error(class)
+}
+
 // Details is the finding that an application error of any type carries.
 func Details(app *temporal.ApplicationError) (f Finding, ok bool) {
 	if !app.HasDetails() {

@@ -91,6 +91,25 @@ func TestPlantedSecretNeverAppearsInADiff(t *testing.T) {
 	require.NotContains(t, got, "delete Secret/credentials", "lookup left it out of the manifest, keep protects it")
 }
 
+// What a person added to live objects is in no Secret and in no values; Helm
+// keeps it, so the diff has it as context.
+func TestASecretThatAPersonAddedToALiveObjectNeverAppearsInADiff(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.c.Typed.CoreV1().ConfigMaps(w.namespace).Patch(t.Context(), "tf", "application/merge-patch+json",
+		[]byte(`{"metadata":{"annotations":{"example.com/api-token":"fake-by-hand-annotation"}},"data":{"db-password":"fake-by-hand-key"}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	_, err = w.c.Typed.AppsV1().Deployments(w.namespace).Patch(t.Context(), "tf", "application/strategic-merge-patch+json",
+		[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"main","env":[{"name":"DB_PASSWORD","value":"fake-by-hand-variable"}]}]}}}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	changes, err := w.diff(map[string]any{"token": rotated, "image": "registry.example/gadget:2.0.0"}, nil, nil)
+	require.NoError(t, err)
+	got := byObject(changes)
+	for _, object := range []string{"change ConfigMap/tf", "change Deployment/tf"} {
+		require.Contains(t, got[object].UnifiedDiff, mask.Replacement, object)
+		require.NotContains(t, got[object].UnifiedDiff, "fake-by-hand", object)
+	}
+}
+
 func TestDiffTellsWhatTheServerWouldRefuse(t *testing.T) {
 	w := newWorld(t)
 	changes, err := w.diff(map[string]any{"token": planted}, []Pin{{Kind: "Deployment", Path: "spec.selector.matchLabels.app", Value: "other"}}, nil)

@@ -76,9 +76,11 @@ func createPatch(original, target, live *unstructured.Unstructured, mapping *met
 	return patch, types.StrategicMergePatchType, err
 }
 
-// learn teaches the masker what a Secret object holds, encoded or not.
+// learn teaches the masker what a Secret object holds, encoded or not, and what
+// any other says in the open under a known secret key.
 func (d *differ) learn(obj *unstructured.Unstructured) {
 	if !isSecret(obj) {
+		d.masker.Merge(mask.FromObjects(obj.Object))
 		return
 	}
 	for _, field := range []string{"data", "stringData"} {

@@ -99,6 +99,45 @@ func TestValuesUnderKnownKeysAreLearnt(t *testing.T) {
 	require.Equal(t, mask.Replacement, mask.FromSecret(map[string][]byte{"k": []byte("fake-data")}).String("fake-data"))
 }
 
+// A person adds a variable or a key to an object of the release: its value is in
+// no Secret and in no values, and a diff shows it as context.
+func TestObjectsTellTheirSecretsByTheirKeys(t *testing.T) {
+	m := mask.FromObjects(map[string]any{
+		"kind":     "ConfigMap",
+		"metadata": map[string]any{"annotations": map[string]any{"example.com/api-token": "fake-annotation"}},
+		"data": map[string]any{
+			"db-password": "fake-key", "log": "level=debug", "app.yaml": "db:\n  password: fake-nested\n  host: db.example\n",
+			"dsn": "postgres://app:fake-in-url@db.example/app", "app.json": `{"clientSecret": "fake-in-json"}`,
+		},
+	}, map[string]any{"kind": "Deployment", "spec": map[string]any{
+		"volumes": []any{map[string]any{"serviceAccountToken": map[string]any{"path": "token"}}},
+		"containers": []any{map[string]any{
+			"args": []any{"--api-token=fake-argument", "--level=info"},
+			"env": []any{
+				map[string]any{"name": "DB_PASSWORD", "value": "fake-variable"}, map[string]any{"name": "REGION", "value": "north"},
+				map[string]any{"name": "USE_TOKEN", "value": "true"},
+				map[string]any{"name": "OTHER_PASSWORD", "valueFrom": map[string]any{"secretKeyRef": map[string]any{"key": "password"}}},
+			},
+		}},
+	}}, map[string]any{"kind": "CustomResourceDefinition", "spec": map[string]any{"properties": map[string]any{"token": "string"}}})
+	for _, secret := range []string{"fake-annotation", "fake-key", "fake-nested", "fake-in-url", "fake-in-json", "fake-argument", "fake-variable"} {
+		require.Equal(t, mask.Replacement, m.String(secret), secret)
+	}
+	for _, open := range []string{"debug", "db.example", "token", "info", "north", "true", "password", "string"} {
+		require.Equal(t, open, m.String(open))
+	}
+}
+
+// A chart's list of extra variables is values, too.
+func TestAVariableInValuesIsToldByItsName(t *testing.T) {
+	values := map[string]any{"extraEnv": []any{
+		map[string]any{"name": "DB_PASSWORD", "value": "fake-extra"}, map[string]any{"name": "REGION", "value": "north"},
+	}}
+	m := mask.FromValues(values)
+	require.Equal(t, mask.Replacement+" north", m.String("fake-extra north"))
+	require.Equal(t, []string{"extraEnv[0].value"}, mask.RefuseInline(values))
+}
+
 func TestRefuseInlineNamesThePaths(t *testing.T) {
 	require.Equal(t, []string{"agent.enrollToken", "alert.receivers[1].password", "db_password"}, mask.RefuseInline(map[string]any{
 		"agent":       map[string]any{"enrollToken": "fake", "agentId": "x"},

@@ -90,7 +90,8 @@ func RefuseInline(values map[string]any) []string {
 	return paths
 }
 
-// walk visits every key; visit says whether to go below it.
+// walk visits every value with the key that tells what it is; visit says
+// whether to go below it.
 func walk(node any, path string, visit func(path, key string, value any) bool) {
 	switch n := node.(type) {
 	case map[string]any:
@@ -99,7 +100,7 @@ func walk(node any, path string, visit func(path, key string, value any) bool) {
 			if path != "" {
 				at = path + "." + key
 			}
-			if visit(at, key, value) {
+			if visit(at, told(n, key), value) {
 				walk(value, at, visit)
 			}
 		}

@@ -118,13 +118,4 @@ func beater(ctx context.Context) func(string) {
 	return func(found string) { beat(ctx, found) }
 }
 
-// inRow names the catalogue row in an error that a lower layer returned
-// without one.
-func inRow(err error, row string) error {
-	f, class, ok := finding.Of(err)
-	if !ok || f.Row != "" {
-		return err
-	}
-	f.Row = row
-	return f.Error(class)
-}
+var inRow = finding.InRow

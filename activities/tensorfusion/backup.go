@@ -84,7 +84,7 @@ func backupSets(c *kube.Client, namespace string) ([]backupSet, error) {
 }
 
 func (s backupSet) list(ctx context.Context, c *kube.Client) ([]unstructured.Unstructured, error) {
-	items, err := listRaw(ctx, c.Dynamic, s.gvr, s.namespace, "")
+	items, err := listRaw(ctx, c.Dynamic, s.gvr, s.namespace)
 	if err != nil {
 		return nil, kube.Wrap(err, "backup of "+s.name)
 	}

@@ -240,12 +240,20 @@ func checkInProgress(o *Observation) []finding.Finding {
 	return out
 }
 
+// answered is the verdict of a database that is there and well.
+func (d Database) answered() string {
+	if d.Address == "" || d.Trouble != "" {
+		return ""
+	}
+	return "GreptimeDB " + d.Address + " answered a login and a query, asked from " + d.Side
+}
+
 func checkDatabase(o *Observation) []finding.Finding {
 	if o.Database.Trouble == "" {
 		return nil
 	}
 	return []finding.Finding{{
-		Object: "GreptimeDB " + o.Database.Address, Expected: "login and one query answered", Found: o.Database.Trouble,
+		Object: "GreptimeDB " + o.Database.Address, Expected: "login and one query answered, asked from " + o.Database.Side, Found: o.Database.Trouble,
 		Why:  "with -enable-auto-scale the controller exits at its start when the database does not answer",
 		Next: "bring the database back before the controller restarts",
 	}}

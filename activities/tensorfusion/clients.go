@@ -36,7 +36,7 @@ func (a *Activities) ObserveClients(ctx context.Context, req ClientsRequest) (Cl
 	if err != nil {
 		return ClientsResult{}, err
 	}
-	pods, err := list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", clientSelector(req.Pool))
+	pods, err := list[corev1.Pod](ctx, c, podsGVR, "", clientSelector(req.Pool))
 	if err != nil {
 		return ClientsResult{}, kube.Wrap(err, "client pods of GPUPool/"+req.Pool)
 	}

@@ -100,6 +100,9 @@ type HoldRequest struct {
 	// Undo takes the nudge back: the variable becomes what these pools had, so
 	// that pods from before it are of the template again.
 	Undo []PoolPolicy `json:"undo,omitempty"`
+	// Outage: the plan accepts that every hypervisor is away at once. Pools that
+	// do not show the hold within Limit are then told in Unheld, not an error.
+	Outage bool `json:"outage,omitempty"`
 }
 
 // HoldResult says what was found and done.
@@ -108,6 +111,9 @@ type HoldResult struct {
 	Before []PoolPolicy `json:"before"`
 	// Broken lists flags that somebody had set back to true.
 	Broken []finding.Finding `json:"broken,omitempty"`
+	// Unheld says what the pools showed at the deadline instead of the hold;
+	// empty when they are held.
+	Unheld string `json:"unheld,omitempty"`
 	// Waited is how long until the pools showed it.
 	Waited time.Duration `json:"waited"`
 }

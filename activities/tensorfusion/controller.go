@@ -25,7 +25,7 @@ func now() time.Time { return time.Now() }
 // controllerDeployment finds the controller by its label: names depend on the
 // chart's fullnameOverride.
 func controllerDeployment(ctx context.Context, c *kube.Client, namespace string) (*appsv1.Deployment, error) {
-	found, err := list[appsv1.Deployment](ctx, c.Dynamic, deploymentsGVR, namespace, labelComponent+"="+componentOperator)
+	found, err := list[appsv1.Deployment](ctx, c, deploymentsGVR, namespace, labelComponent+"="+componentOperator)
 	if err != nil {
 		return nil, kube.Wrap(err, "controller Deployment")
 	}

@@ -134,7 +134,7 @@ func diffCRDs(ctx context.Context, c *kube.Client, r *resolved) ([]helm.Change, 
 	if err != nil {
 		return nil, err
 	}
-	live, err := listRaw(ctx, c.Dynamic, crdsGVR, "", "")
+	live, err := listRaw(ctx, c.Dynamic, crdsGVR, "")
 	if err != nil {
 		return nil, kube.Wrap(err, "CustomResourceDefinitions")
 	}

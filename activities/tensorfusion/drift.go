@@ -27,10 +27,10 @@ func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftRes
 	if o.Hosts, err = readHosts(ctx, c, req.Release.Namespace, ""); err != nil {
 		return DriftResult{}, kube.Wrap(err, "GPU hosts")
 	}
-	if o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", workerSelector); err != nil {
+	if o.Workers, err = list[corev1.Pod](ctx, c, podsGVR, "", workerSelector); err != nil {
 		return DriftResult{}, kube.Wrap(err, "worker pods")
 	}
-	if o.Workloads, err = list[FusionWorkload](ctx, c.Dynamic, workloadsGVR, "", ""); err != nil {
+	if o.Workloads, err = list[FusionWorkload](ctx, c, workloadsGVR, "", ""); err != nil {
 		return DriftResult{}, kube.Wrap(err, "TensorFusionWorkloads")
 	}
 	if req.Allocations {

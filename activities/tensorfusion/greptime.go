@@ -47,7 +47,8 @@ func askDatabase(ctx context.Context, c *kube.Client, values map[string]any) Dat
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseLimit)
 	defer cancel()
-	conn, err := dialDatabase(ctx, c, host, int(number))
+	conn, side, err := dialDatabase(ctx, c, host, int(number))
+	db.Side = side
 	if err != nil {
 		db.Trouble = err.Error()
 		return db
@@ -67,26 +68,34 @@ func askDatabase(ctx context.Context, c *kube.Client, values map[string]any) Dat
 	return db
 }
 
-func dialDatabase(ctx context.Context, c *kube.Client, host string, port int) (net.Conn, error) {
+// Sides from which a database is asked.
+const (
+	fromCluster = "inside the cluster, at a pod of its Service"
+	fromWorker  = "the worker; whether the controller's pods reach it shows at its restart"
+)
+
+func dialDatabase(ctx context.Context, c *kube.Client, host string, port int) (net.Conn, string, error) {
 	name, namespace, inCluster := serviceOf(host)
-	if inCluster {
-		svc, err := c.Typed.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return nil, kube.Wrap(err, "Service/"+namespace+"/"+name)
-		}
-		pods, err := c.Typed.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.SelectorFromSet(svc.Spec.Selector).String()})
-		if err != nil {
-			return nil, kube.Wrap(err, "pods of Service/"+namespace+"/"+name)
-		}
-		for i := range pods.Items {
-			if ready(&pods.Items[i]) {
-				return c.DialPod(ctx, namespace, pods.Items[i].Name, port)
-			}
-		}
-		return nil, fmt.Errorf("Service/%s/%s has no Ready pod", namespace, name)
+	if !inCluster {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		return conn, fromWorker, err
 	}
-	var d net.Dialer
-	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	svc, err := c.Typed.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fromCluster, kube.Wrap(err, "Service/"+namespace+"/"+name)
+	}
+	pods, err := c.Typed.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labels.SelectorFromSet(svc.Spec.Selector).String()})
+	if err != nil {
+		return nil, fromCluster, kube.Wrap(err, "pods of Service/"+namespace+"/"+name)
+	}
+	for i := range pods.Items {
+		if ready(&pods.Items[i]) {
+			conn, err := c.DialPod(ctx, namespace, pods.Items[i].Name, port)
+			return conn, fromCluster, err
+		}
+	}
+	return nil, fromCluster, fmt.Errorf("Service/%s/%s has no Ready pod", namespace, name)
 }
 
 // serviceOf reads name.namespace.svc[.cluster.local].

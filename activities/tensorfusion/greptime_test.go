@@ -63,7 +63,9 @@ func databaseValues(host, port, password string) map[string]any {
 func TestTheDatabaseMustAnswerLoginAndQuery(t *testing.T) {
 	const password = "fake-greptime-password"
 	host, port := mysqlServer(t, password, nil)
-	assert.Empty(t, askDatabase(t.Context(), nil, databaseValues(host, port, password)).Trouble)
+	good := askDatabase(t.Context(), nil, databaseValues(host, port, password))
+	assert.Empty(t, good.Trouble)
+	assert.Contains(t, good.answered(), "asked from the worker", "who reads the verdict must not take it for the controller's side")
 	assert.Contains(t, askDatabase(t.Context(), nil, databaseValues(host, port, "fake-other")).Trouble, "1045")
 
 	silent, silentPort := mysqlServer(t, "", func(net.Conn) {})
@@ -73,6 +75,9 @@ func TestTheDatabaseMustAnswerLoginAndQuery(t *testing.T) {
 	assert.Contains(t, askDatabase(t.Context(), nil, databaseValues(web, webPort, "")).Trouble, "MySQL protocol")
 
 	assert.NotEmpty(t, askDatabase(t.Context(), nil, databaseValues("127.0.0.1", "1", "")).Trouble)
+	closed := checkDatabase(&Observation{Database: askDatabase(t.Context(), nil, databaseValues("127.0.0.1", "1", ""))})
+	assert.Contains(t, closed[0].Expected, "asked from the worker")
+	assert.Empty(t, Database{}.answered())
 	assert.Equal(t, Database{}, askDatabase(t.Context(), nil, map[string]any{}), "a release without a database has nothing to ask")
 }
 

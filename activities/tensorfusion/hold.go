@@ -44,19 +44,25 @@ func hold(ctx context.Context, c *kube.Client, req HoldRequest) (HoldResult, err
 	}); err != nil {
 		return out, err
 	}
+	last := ""
 	err = c.Await(ctx, kube.Wait{
 		What:      "hold of the update policy in every GPUPool",
 		Limit:     req.Limit,
 		Heartbeat: beater(ctx),
-		Next:      "check that the controller runs and has a leader: it copies the TensorFusionCluster into its GPUPools",
+		Next: "check that the controller runs and has a leader: it copies the TensorFusionCluster into its GPUPools. " +
+			"When that can't be had and every hypervisor may be away at once, abort and start again with P10 in acknowledge",
 	}, func(objects kube.Objects) (bool, string, error) {
 		found, err := poolsShow(objects[0], want)
 		if err == nil && found == "" && req.Nudge {
 			found, err = poolsPending(objects[0], want)
 		}
+		last = found
 		return found == "", found, err
 	}, kube.Selection{Resource: poolsGVR})
 	out.Waited = time.Since(start).Round(time.Millisecond)
+	if _, class, told := finding.Of(err); req.Outage && last != "" && told && class == finding.Stop && ctx.Err() == nil {
+		out.Unheld, err = last, nil
+	}
 	return out, err
 }
 
@@ -137,7 +143,7 @@ func report(out *HoldResult, live PoolPolicy) {
 
 // syncedPools tells which GPUPools store hypervisorConfigSynced=true now.
 func syncedPools(ctx context.Context, c *kube.Client) (map[string]bool, error) {
-	pools, err := list[FusionPool](ctx, c.Dynamic, poolsGVR, "", "")
+	pools, err := list[FusionPool](ctx, c, poolsGVR, "", "")
 	if err != nil {
 		return nil, kube.Wrap(err, "GPUPools")
 	}

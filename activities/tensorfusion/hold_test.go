@@ -171,6 +171,23 @@ func TestHoldStopsWhenNoControllerCopiesThePolicy(t *testing.T) {
 	assert.Contains(t, f.Found, "does not exist")
 }
 
+// Who accepts a full outage (P10) goes on: the flags are off on the cluster's
+// object, and the answer says what the pools still show.
+func TestAHoldThatCannotBeHadIsToldToWhoAcceptsTheOutage(t *testing.T) {
+	w := newWorld(t)
+	out, err := hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: time.Second, Outage: true})
+	require.NoError(t, err)
+	assert.Contains(t, out.Unheld, "does not exist")
+	require.Len(t, out.Before, 1)
+	assert.True(t, out.Before[0].AutoHypervisor, "the restore needs it all the same")
+	assert.True(t, w.policy().held())
+
+	w.control()
+	out, err = hold(t.Context(), w.client, HoldRequest{Scope: w.scope, Limit: holdLimit, Assert: true, Outage: true})
+	require.NoError(t, err)
+	assert.Empty(t, out.Unheld)
+}
+
 // T13: the policy is never written on a GPUPool, whose spec the controller
 // overwrites.
 func TestPolicyIsNeverWrittenOnAGPUPool(t *testing.T) {

@@ -84,7 +84,13 @@ func (a *Activities) resolveInto(ctx context.Context, c *kube.Client, s Scope, r
 		Namespace: s.Release.Namespace, Release: s.Release.Name, Revision: r.current.Version + 1,
 		Chart: r.chart, Values: r.values, Pins: r.pins,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	for _, u := range r.rendered.Objects {
+		r.masker.Merge(mask.FromObjects(u.Object))
+	}
+	return nil
 }
 
 // currentRelease is the deployed revision; between Helm's last two writes none

@@ -93,6 +93,9 @@ type Neighbour struct {
 
 // Database is the GreptimeDB that the controller needs at its start.
 type Database struct {
+	// Side says who asked: a database outside of the cluster may answer the
+	// worker and not the controller's pods.
+	Side    string
 	Address string // empty when the release names none
 	Trouble string // "" when login and query were answered
 }

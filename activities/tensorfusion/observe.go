@@ -16,7 +16,7 @@ import (
 // judge. What only one of them needs (images, database, rights) it adds itself.
 func observe(ctx context.Context, c *kube.Client, s Scope, goal Goal) (*Observation, error) {
 	o := &Observation{Scope: s, Goal: goal, Allocations: -1, CRDs: map[string]*apiextensionsv1.CustomResourceDefinition{}}
-	crds, err := list[apiextensionsv1.CustomResourceDefinition](ctx, c.Dynamic, crdsGVR, "", "")
+	crds, err := list[apiextensionsv1.CustomResourceDefinition](ctx, c, crdsGVR, "", "")
 	if err != nil {
 		return nil, kube.Wrap(err, "CustomResourceDefinitions")
 	}
@@ -32,23 +32,23 @@ func observe(ctx context.Context, c *kube.Client, s Scope, goal Goal) (*Observat
 		what string
 		read func() error
 	}{
-		{"GPUPools", func() (err error) { o.Pools, err = list[FusionPool](ctx, c.Dynamic, poolsGVR, "", ""); return }},
+		{"GPUPools", func() (err error) { o.Pools, err = list[FusionPool](ctx, c, poolsGVR, "", ""); return }},
 		{"GPU hosts", func() (err error) { o.Hosts, err = readHosts(ctx, c, s.Release.Namespace, ""); return }},
 		{"Nodes", func() error { return o.readNodes(ctx, c) }},
 		{"TensorFusionWorkloads", func() (err error) {
-			o.Workloads, err = list[FusionWorkload](ctx, c.Dynamic, workloadsGVR, "", "")
+			o.Workloads, err = list[FusionWorkload](ctx, c, workloadsGVR, "", "")
 			return
 		}},
 		{"worker pods", func() (err error) {
-			o.Workers, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", workerSelector)
+			o.Workers, err = list[corev1.Pod](ctx, c, podsGVR, "", workerSelector)
 			return
 		}},
 		{"client pods", func() (err error) {
-			o.Clients, err = list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", clientPods)
+			o.Clients, err = list[corev1.Pod](ctx, c, podsGVR, "", clientPods)
 			return
 		}},
 		{"ProviderConfigs", func() (err error) {
-			o.Providers, err = listIfServed[FusionProvider](ctx, c.Dynamic, providerConfigsGVR)
+			o.Providers, err = listIfServed[FusionProvider](ctx, c, providerConfigsGVR)
 			return
 		}},
 		{"controller", func() error { return o.readController(ctx, c) }},
@@ -61,7 +61,7 @@ func observe(ctx context.Context, c *kube.Client, s Scope, goal Goal) (*Observat
 }
 
 func (o *Observation) readNodes(ctx context.Context, c *kube.Client) error {
-	nodes, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
+	nodes, err := list[corev1.Node](ctx, c, nodesGVR, "", "")
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (o *Observation) readController(ctx context.Context, c *kube.Client) error 
 	if d.Spec.Selector != nil {
 		selector = labels.SelectorFromSet(d.Spec.Selector.MatchLabels).String()
 	}
-	pods, err := list[corev1.Pod](ctx, c.Dynamic, podsGVR, d.Namespace, selector)
+	pods, err := list[corev1.Pod](ctx, c, podsGVR, d.Namespace, selector)
 	if err != nil {
 		return err
 	}

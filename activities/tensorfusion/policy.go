@@ -197,7 +197,7 @@ func patchClusters(ctx context.Context, c *kube.Client, build func(*clusterPatch
 // readClusters lists the TensorFusionClusters; none is a finding, because then
 // there is nothing to hold, upgrade or roll.
 func readClusters(ctx context.Context, c *kube.Client) ([]FusionCluster, error) {
-	out, err := list[FusionCluster](ctx, c.Dynamic, clustersGVR, "", "")
+	out, err := list[FusionCluster](ctx, c, clustersGVR, "", "")
 	if err != nil {
 		return nil, kube.Wrap(err, "TensorFusionClusters")
 	}

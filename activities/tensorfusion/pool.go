@@ -37,7 +37,7 @@ func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (P
 		return kube.Wrap(err, "hosts of GPUPool/"+req.Pool)
 	})
 	group.Go(func() (err error) {
-		listed, err = list[corev1.Node](reading, c.Dynamic, nodesGVR, "", "")
+		listed, err = list[corev1.Node](reading, c, nodesGVR, "", "")
 		return kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
 	})
 	if err := group.Wait(); err != nil {
@@ -90,19 +90,41 @@ func readHosts(ctx context.Context, c *kube.Client, namespace, pool string) ([]h
 		selector = poolLabel(pool) + "=true"
 	}
 	// Side by side: the three lists are the longest step between two batches.
-	var nodes, pods, gpus []unstructured.Unstructured
+	var nodes []FusionNode
+	var pods []corev1.Pod
+	var gpus []FusionGPU
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() (err error) { nodes, err = listRaw(ctx, c.Dynamic, gpuNodesGVR, "", selector); return })
+	group.Go(func() (err error) { nodes, err = list[FusionNode](ctx, c, gpuNodesGVR, "", selector); return })
 	group.Go(func() (err error) {
-		pods, err = listRaw(ctx, c.Dynamic, podsGVR, namespace, labelComponent+"="+componentHypervisor)
+		pods, err = list[corev1.Pod](ctx, c, podsGVR, namespace, labelComponent+"="+componentHypervisor)
 		return
 	})
-	group.Go(func() (err error) { gpus, err = listRaw(ctx, c.Dynamic, gpusGVR, "", ""); return })
+	group.Go(func() (err error) { gpus, err = list[FusionGPU](ctx, c, gpusGVR, "", ""); return })
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	var r hostReader
-	return r.views(pointers(nodes), pointers(pods), pointers(gpus))
+	return joinHosts(pointers(nodes), pointers(pods), pointers(gpus)), nil
+}
+
+// joinHosts joins GPUNodes, hypervisor pods and GPUs by node.
+func joinHosts(nodes []*FusionNode, pods []*corev1.Pod, gpus []*FusionGPU) []hostView {
+	out := make([]hostView, 0, len(nodes))
+	index := make(map[string]int, len(nodes))
+	for _, n := range nodes {
+		index[n.Name] = len(out)
+		out = append(out, hostView{name: n.Name, gpuNode: n})
+	}
+	for _, p := range pods {
+		if i, ok := index[p.Spec.NodeName]; ok {
+			out[i].pods = append(out[i].pods, *p)
+		}
+	}
+	for _, g := range gpus {
+		if i, ok := index[g.Node()]; ok {
+			out[i].gpus = append(out[i].gpus, *g)
+		}
+	}
+	return out
 }
 
 // selectorBytes bounds one label selector: it travels in the request's URL,
@@ -139,17 +161,17 @@ func gpuSelectors(nodes []string, unlabelled bool) []string {
 	return out
 }
 
-func pointers(in []unstructured.Unstructured) []*unstructured.Unstructured {
-	out := make([]*unstructured.Unstructured, len(in))
+func pointers[T any](in []T) []*T {
+	out := make([]*T, len(in))
 	for i := range in {
 		out[i] = &in[i]
 	}
 	return out
 }
 
-// hostReader joins GPUNodes, hypervisor pods and GPUs by node. It decodes an
-// object once per version, so that looking again after each of many events
-// stays cheap in a pool of thousands.
+// hostReader joins objects as a watch shows them. It decodes each once per
+// version, so that looking again after each of many events stays cheap in a
+// pool of thousands.
 type hostReader struct {
 	nodes decoded[FusionNode]
 	pods  decoded[corev1.Pod]
@@ -157,35 +179,19 @@ type hostReader struct {
 }
 
 func (r *hostReader) views(nodes, pods, gpus []*unstructured.Unstructured) ([]hostView, error) {
-	out := make([]hostView, 0, len(nodes))
-	index := make(map[string]int, len(nodes))
-	for _, u := range nodes {
-		n, err := r.nodes.get(u)
-		if err != nil {
-			return nil, err
-		}
-		index[n.Name] = len(out)
-		out = append(out, hostView{name: n.Name, gpuNode: n})
+	n, err := r.nodes.all(nodes)
+	if err != nil {
+		return nil, err
 	}
-	for _, u := range pods {
-		p, err := r.pods.get(u)
-		if err != nil {
-			return nil, err
-		}
-		if i, ok := index[p.Spec.NodeName]; ok {
-			out[i].pods = append(out[i].pods, *p)
-		}
+	p, err := r.pods.all(pods)
+	if err != nil {
+		return nil, err
 	}
-	for _, u := range gpus {
-		g, err := r.gpus.get(u)
-		if err != nil {
-			return nil, err
-		}
-		if i, ok := index[g.Node()]; ok {
-			out[i].gpus = append(out[i].gpus, *g)
-		}
+	g, err := r.gpus.all(gpus)
+	if err != nil {
+		return nil, err
 	}
-	return out, nil
+	return joinHosts(n, p, g), nil
 }
 
 // decoded remembers the typed form of objects by UID and resourceVersion.
@@ -211,6 +217,18 @@ func (d *decoded[T]) get(u *unstructured.Unstructured) (*T, error) {
 	}
 	d.known[u.GetUID()] = entry[T]{u.GetResourceVersion(), &v}
 	return &v, nil
+}
+
+func (d *decoded[T]) all(in []*unstructured.Unstructured) ([]*T, error) {
+	out := make([]*T, len(in))
+	for i, u := range in {
+		v, err := d.get(u)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = v
+	}
+	return out, nil
 }
 
 // partitioned reports a hypervisor whose GPUs are shared out as MIG instances.

@@ -70,6 +70,7 @@ func (a *Activities) preflight(ctx context.Context, c *kube.Client, req Prefligh
 		Policy:     o.policies(),
 		Goal:       goal,
 		NeedsNudge: needsNudge(live.Controller, target.Controller),
+		Database:   o.Database.answered(),
 	}
 	maskChecks(r, out.Checks)
 	o.Goal = goal

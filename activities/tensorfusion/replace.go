@@ -86,7 +86,7 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 		}
 	}
 	defer pulse(ctx, func() any { return r.remember() })()
-	nodes, err := list[corev1.Node](ctx, c.Dynamic, nodesGVR, "", "")
+	nodes, err := list[corev1.Node](ctx, c, nodesGVR, "", "")
 	if err != nil {
 		return ReplaceResult{}, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
 	}

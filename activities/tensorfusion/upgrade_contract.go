@@ -138,6 +138,9 @@ type PreflightResult struct {
 	Snapshot Snapshot     `json:"snapshot"`
 	Policy   []PoolPolicy `json:"policy"`
 	Goal     Goal         `json:"goal"`
+	// Database says which database answered, asked from which side (P02); empty
+	// when the release has none or it did not answer.
+	Database string `json:"database,omitempty"`
 	// NeedsNudge: from < 2.17 to >= 2.17 (P10).
 	NeedsNudge bool `json:"needsNudge,omitempty"`
 	// NoChange: the release is already what the intent says and every host is

@@ -29,23 +29,23 @@ func (a *Activities) ObserveWorkers(ctx context.Context, req WorkersRequest) (Wo
 
 func observeWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) (WorkersResult, error) {
 	var out WorkersResult
-	workloads, err := list[FusionWorkload](ctx, c.Dynamic, workloadsGVR, "", "")
+	workloads, err := list[FusionWorkload](ctx, c, workloadsGVR, "", "")
 	if err != nil {
 		return out, kube.Wrap(err, "TensorFusionWorkloads")
 	}
-	connections, err := list[FusionConnection](ctx, c.Dynamic, connectionsGVR, "", "")
+	connections, err := list[FusionConnection](ctx, c, connectionsGVR, "", "")
 	if err != nil {
 		return out, kube.Wrap(err, "TensorFusionConnections")
 	}
-	pods, err := list[corev1.Pod](ctx, c.Dynamic, podsGVR, "", workerSelector)
+	pods, err := list[corev1.Pod](ctx, c, podsGVR, "", workerSelector)
 	if err != nil {
 		return out, kube.Wrap(err, "worker pods")
 	}
-	pools, err := list[FusionPool](ctx, c.Dynamic, poolsGVR, "", "")
+	pools, err := list[FusionPool](ctx, c, poolsGVR, "", "")
 	if err != nil {
 		return out, kube.Wrap(err, "GPUPools")
 	}
-	providers, err := listIfServed[FusionProvider](ctx, c.Dynamic, providerConfigsGVR)
+	providers, err := listIfServed[FusionProvider](ctx, c, providerConfigsGVR)
 	if err != nil {
 		return out, kube.Wrap(err, "ProviderConfigs")
 	}

@@ -1,19 +1,14 @@
 package tensorfusion
 
 import (
-	"context"
 	"fmt"
-	"sort"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 )
 
 // The types below hold the fields that checks and acts read, not whole
@@ -191,58 +186,6 @@ func decode[T any](u *unstructured.Unstructured) (T, error) {
 		return out, fmt.Errorf("reading %s %s: %w", u.GetKind(), u.GetName(), err)
 	}
 	return out, nil
-}
-
-// list reads every object of a resource, sorted by namespace and name.
-func list[T any](ctx context.Context, c dynamic.Interface, gvr schema.GroupVersionResource, namespace, selector string) ([]T, error) {
-	items, err := listRaw(ctx, c, gvr, namespace, selector)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]T, 0, len(items))
-	for i := range items {
-		v, err := decode[T](&items[i])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, v)
-	}
-	return out, nil
-}
-
-// pageSize bounds one answer of the API server.
-const pageSize = 1000
-
-func listRaw(ctx context.Context, c dynamic.Interface, gvr schema.GroupVersionResource, namespace, selector string) ([]unstructured.Unstructured, error) {
-	var out []unstructured.Unstructured
-	opts := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
-	for {
-		l, err := c.Resource(gvr).Namespace(namespace).List(ctx, opts)
-		if err != nil {
-			return nil, fmt.Errorf("listing %s: %w", gvr.GroupResource(), err)
-		}
-		out = append(out, l.Items...)
-		if opts.Continue = l.GetContinue(); opts.Continue == "" {
-			break
-		}
-	}
-	sort.Slice(out, func(i, j int) bool {
-		a, b := &out[i], &out[j]
-		if a.GetNamespace() != b.GetNamespace() {
-			return a.GetNamespace() < b.GetNamespace()
-		}
-		return a.GetName() < b.GetName()
-	})
-	return out, nil
-}
-
-// listIfServed is list for a resource that older installations lack.
-func listIfServed[T any](ctx context.Context, c dynamic.Interface, gvr schema.GroupVersionResource) ([]T, error) {
-	out, err := list[T](ctx, c, gvr, "", "")
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return out, err
 }
 
 // ready reports the pod's Ready condition, false while it is being deleted.
