@@ -17,7 +17,7 @@ import (
 // over as they are, and `down` ends them whether or not one runs.
 func TestDatastoresOutliveAKilledSandboxButNotItsEnd(t *testing.T) {
 	b := newBox(t)
-	b.run("up", "--pools", "shared=1", "--no-tensorfusion", "--datastores")
+	b.run("up", "--pools", "shared=1", "--no-tensorfusion", "--datastores=nats")
 	before := natsMembers(t, b)
 	require.Len(t, before, 3)
 	kill := func() {
@@ -38,7 +38,7 @@ func TestDatastoresOutliveAKilledSandboxButNotItsEnd(t *testing.T) {
 	b.run("down")
 	require.Empty(t, b.processes())
 
-	b.run("up", "--pools", "shared=1", "--no-tensorfusion", "--datastores")
+	b.run("up", "--pools", "shared=1", "--no-tensorfusion", "--datastores=nats")
 	require.Len(t, natsMembers(t, b), 3)
 	b.run("down")
 	require.Empty(t, b.processes())

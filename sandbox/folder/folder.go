@@ -77,8 +77,11 @@ type Options struct {
 	// Controller is the program of a real TensorFusion controller; empty for
 	// the double.
 	Controller string `json:"controller,omitempty"`
-	// Datastores adds a node whose pods are processes, and the datastores on it.
-	Datastores bool `json:"datastores,omitempty"`
+	// Datastores names the datastores to bring; they run on a node whose pods
+	// are processes, which is there when there is one of them.
+	Datastores []string `json:"datastores,omitempty"`
+	// CassandraMembers is how many members Cassandra begins with.
+	CassandraMembers int `json:"cassandraMembers,omitempty"`
 }
 
 // Kinds of node agents.

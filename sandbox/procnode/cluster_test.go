@@ -23,6 +23,7 @@ import (
 	"github.com/refit-run/refit/sandbox/folder"
 	"github.com/refit-run/refit/sandbox/process"
 	"github.com/refit-run/refit/sandbox/procnode"
+	"github.com/refit-run/refit/sandbox/procnode/cassandrad"
 	"github.com/refit-run/refit/sandbox/procnode/datastore"
 	"github.com/refit-run/refit/sandbox/procnode/environ"
 	"github.com/refit-run/refit/sandbox/procnode/natsd"
@@ -40,15 +41,18 @@ const (
 
 // world is a control plane with one process node, the same for all tests.
 type world struct {
-	root   string
-	plane  *controlplane.ControlPlane
-	ports  folder.Ports
-	listen io.Closer
-	config *rest.Config
-	kube   kubernetes.Interface
-	node   *process.Keeper
-	dir    string
-	nats   datastore.Store
+	root    string
+	plane   *controlplane.ControlPlane
+	ports   folder.Ports
+	listen  io.Closer
+	config  *rest.Config
+	kube    kubernetes.Interface
+	node    *process.Keeper
+	dir     string
+	nats    datastore.Store
+	openbao datastore.Store
+	// cassandra is nil where its jars or Java are missing.
+	cassandra *datastore.Store
 }
 
 var (
@@ -126,6 +130,12 @@ func (w *world) startNode(ctx context.Context) error {
 		return err
 	}
 	maps.Copy(config.Images, w.nats.Images)
+	if err := w.addCassandra(self, config.Images); err != nil {
+		return err
+	}
+	if err := w.addOpenBao(self, config.Images); err != nil {
+		return err
+	}
 	path := filepath.Join(w.root, "node.json")
 	if err := config.Save(path); err != nil {
 		return err
@@ -149,6 +159,29 @@ func (w *world) startNode(ctx context.Context) error {
 		}
 		return errors.New("the node is not Ready")
 	})
+}
+
+func (w *world) addCassandra(self string, images map[string]environ.Image) error {
+	home, err := cassandrad.Find()
+	if errors.Is(err, cassandrad.ErrNoJars) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	tools := filepath.Join(w.root, "tools-cassandra")
+	if err := home.Tools(tools); err != nil {
+		return err
+	}
+	env := home.Env(home.Prepared())
+	env[role] = "cassandra"
+	s, err := datastore.Cassandra(environ.Image{Command: []string{self}, Env: env, Path: tools}, 1)
+	if err != nil {
+		return err
+	}
+	w.cassandra = &s
+	maps.Copy(images, s.Images)
+	return nil
 }
 
 func (w *world) stop() {

@@ -2,6 +2,7 @@ package procnode_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -14,7 +15,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/refit-run/refit/sandbox/openbao"
 	"github.com/refit-run/refit/sandbox/procnode"
+	"github.com/refit-run/refit/sandbox/procnode/cassandrad"
 	"github.com/refit-run/refit/sandbox/procnode/natsd"
 	"github.com/refit-run/refit/sandbox/procnode/pod"
 )
@@ -33,12 +36,31 @@ func TestMain(m *testing.M) {
 		if err := natsd.Run(os.Args[1:]); err != nil {
 			log.Fatal(err)
 		}
+	case "openbao":
+		baoProgram()
+	case "cassandra":
+		if err := cassandrad.Run(os.Args[1:]); err != nil {
+			log.Fatal(err)
+		}
 	default:
 		code := m.Run()
 		if shared != nil {
 			shared.stop()
 		}
 		os.Exit(code)
+	}
+}
+
+func baoProgram() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	err := openbao.Program(ctx, os.Args[1:], os.Stdout)
+	stop()
+	var exit *openbao.ExitError
+	if errors.As(err, &exit) {
+		os.Exit(exit.Code)
+	}
+	if err != nil {
+		log.Fatal(err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,7 @@ import (
 	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/process"
 	"github.com/refit-run/refit/sandbox/procnode"
+	"github.com/refit-run/refit/sandbox/procnode/cassandrad"
 	"github.com/refit-run/refit/sandbox/procnode/datastore"
 	"github.com/refit-run/refit/sandbox/procnode/environ"
 	"github.com/refit-run/refit/sandbox/procnode/natsd"
@@ -35,7 +37,56 @@ const (
 const (
 	ProcessNodeCommand = "procnode"
 	NATSCommand        = "natsd"
+	CassandraCommand   = "cassandrad"
 )
+
+// builders are the datastores that a sandbox can bring, in the order in which
+// they come up. A builder is given the sandbox's own program.
+var builders = []struct {
+	name  string
+	build func(w *World, self string) (datastore.Store, error)
+}{
+	{"nats", (*World).nats},
+	{"cassandra", (*World).cassandra},
+	{"openbao", (*World).openbao},
+}
+
+// Datastores names what a sandbox can bring.
+func Datastores() []string {
+	names := make([]string, len(builders))
+	for i, b := range builders {
+		names[i] = b.name
+	}
+	return names
+}
+
+// nats is NATS of the real server.
+func (w *World) nats(self string) (datastore.Store, error) {
+	tools := w.folder.Path("procnode", "tools", "nats")
+	if err := natsd.Tools(tools, self, NATSCommand); err != nil {
+		return datastore.Store{}, err
+	}
+	return datastore.NATS(environ.Image{Command: []string{self, NATSCommand}, Path: tools})
+}
+
+// cassandra is Cassandra of the real server; its first member begins with
+// prepared data.
+func (w *World) cassandra(self string) (datastore.Store, error) {
+	home, err := cassandrad.Find()
+	if err != nil {
+		return datastore.Store{}, err
+	}
+	tools := w.folder.Path("procnode", "tools", "cassandra")
+	if err := home.Tools(tools); err != nil {
+		return datastore.Store{}, err
+	}
+	prepared, err := home.Prepare(w.life, w.report)
+	if err != nil {
+		return datastore.Store{}, err
+	}
+	server := environ.Image{Command: []string{self, CassandraCommand}, Path: tools, Env: home.Env(prepared)}
+	return datastore.Cassandra(server, int32(w.state.Options.CassandraMembers))
+}
 
 // datastores are the process node and what runs on it.
 type datastores struct {
@@ -52,7 +103,7 @@ func SweepDatastores(f folder.Folder) error { return procnode.Sweep(processDir(f
 // prepareDatastores writes the node's configuration; without the option there
 // is none.
 func (w *World) prepareDatastores() error {
-	if !w.state.Options.Datastores {
+	if len(w.state.Options.Datastores) == 0 {
 		return nil
 	}
 	self, err := os.Executable()
@@ -60,15 +111,16 @@ func (w *World) prepareDatastores() error {
 		return err
 	}
 	dir := processDir(w.folder)
-	tools := w.folder.Path("procnode", "tools", "nats")
-	if err := natsd.Tools(tools, self, NATSCommand); err != nil {
-		return err
+	for _, b := range builders {
+		if !slices.Contains(w.state.Options.Datastores, b.name) {
+			continue
+		}
+		s, err := b.build(w, self)
+		if err != nil {
+			return fmt.Errorf("datastore %s: %w", b.name, err)
+		}
+		w.datastores.stores = append(w.datastores.stores, s)
 	}
-	nats, err := datastore.NATS(environ.Image{Command: []string{self, NATSCommand}, Path: tools})
-	if err != nil {
-		return err
-	}
-	w.datastores.stores = []datastore.Store{nats}
 	first, err := processAddress(w.state.Ports)
 	if err != nil {
 		return err
@@ -131,6 +183,11 @@ func (w *World) startDatastores(ctx context.Context) error {
 	for _, s := range w.datastores.stores {
 		if err := s.Ready(ctx, w.dynamic); err != nil {
 			return err
+		}
+		if s.After != nil {
+			if err := s.After(ctx, w.kube); err != nil {
+				return fmt.Errorf("datastore %s: %w", s.Name, err)
+			}
 		}
 		w.report(fmt.Sprintf("%d members of %s are Ready in %s", s.Members, s.Name, s.Namespace))
 	}

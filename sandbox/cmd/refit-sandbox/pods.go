@@ -3,7 +3,9 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/refit-run/refit/sandbox/openbao"
 	"github.com/refit-run/refit/sandbox/procnode"
+	"github.com/refit-run/refit/sandbox/procnode/cassandrad"
 	"github.com/refit-run/refit/sandbox/procnode/natsd"
 	"github.com/refit-run/refit/sandbox/world"
 )
@@ -26,6 +28,18 @@ func podCommands() []*cobra.Command {
 			Use: world.NATSCommand, Hidden: true, DisableFlagParsing: true,
 			Short: "Be a NATS server, with nats-server's arguments",
 			RunE:  func(_ *cobra.Command, args []string) error { return natsd.Run(args) },
+		},
+		{
+			Use: world.CassandraCommand, Hidden: true,
+			Short: "Be a Cassandra member, or with `init` write the static part of its configuration",
+			RunE:  func(_ *cobra.Command, args []string) error { return cassandrad.Run(args) },
+		},
+		{
+			Use: world.BaoCommand + " --as=VERSION", Hidden: true, DisableFlagParsing: true,
+			Short: "Be the double of OpenBao's program bao, with its arguments",
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return openbao.Program(cmd.Context(), args, cmd.OutOrStdout())
+			},
 		},
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/folder"
 	"github.com/refit-run/refit/sandbox/process"
+	"github.com/refit-run/refit/sandbox/world"
 )
 
 type upFlags struct {
@@ -27,7 +28,8 @@ type upFlags struct {
 	nodes, gpus           int
 	pools                 []string
 	noTensorFusion        bool
-	datastores            bool
+	datastores            []string
+	cassandraMembers      int
 	readyAfter, validates time.Duration
 	lease                 time.Duration
 }
@@ -65,7 +67,9 @@ func (u *upFlags) bind(c *cobra.Command) {
 	flags.DurationVar(&u.readyAfter, "ready-after", 300*time.Millisecond, "how long a hypervisor pod takes to become Ready")
 	flags.DurationVar(&u.validates, "validate-takes", validateTakes, "how long a simulated GPU validation takes")
 	flags.DurationVar(&u.lease, "lease", 15*time.Second, "how long the lease of a dead TensorFusion controller keeps the next one waiting (the double's; 15s as the real one's)")
-	flags.BoolVar(&u.datastores, "datastores", false, "bring the datastores of an NVCF stack, real servers as pods: NATS")
+	flags.StringSliceVar(&u.datastores, "datastores", nil, "bring datastores of an NVCF stack, servers as pods: all, or --datastores="+strings.Join(world.Datastores(), ","))
+	flags.Lookup("datastores").NoOptDefVal = allDatastores
+	flags.IntVar(&u.cassandraMembers, "cassandra-members", 1, "how many members Cassandra begins with, 1 or 3, where it is among the datastores")
 	flags.StringVar(&u.agents, "agents", folder.SimulatedAgents, "node agents: simulated, or real (refit-gpuagent on fake driver libraries, a process of about 40 MB per node)")
 }
 
@@ -75,9 +79,16 @@ const validateTakes = 200 * time.Millisecond
 func (u *upFlags) options(name string) (folder.Options, error) {
 	o := folder.Options{
 		Name: name, Cluster: u.cluster, TensorFusion: !u.noTensorFusion, GPUs: u.gpus,
-		ReadyAfter: u.readyAfter, ValidateTakes: u.validates, Lease: u.lease, Agents: u.agents, Datastores: u.datastores,
+		ReadyAfter: u.readyAfter, ValidateTakes: u.validates, Lease: u.lease, Agents: u.agents,
+		CassandraMembers: u.cassandraMembers,
 	}
 	var err error
+	if o.Datastores, err = datastoresOf(u.datastores); err != nil {
+		return o, err
+	}
+	if slices.Contains(o.Datastores, "cassandra") && u.cassandraMembers != 1 && u.cassandraMembers != 3 {
+		return o, fmt.Errorf("--cassandra-members %d: expected 1 or 3", u.cassandraMembers)
+	}
 	if o.Chart, err = chartOf(u.line); err != nil {
 		return o, err
 	}
@@ -117,6 +128,25 @@ func (u *upFlags) checkAgents() error {
 		return fmt.Errorf("--agents %q: expected simulated or real", u.agents)
 	}
 	return nil
+}
+
+// allDatastores is what --datastores means without a value.
+const allDatastores = "all"
+
+// datastoresOf refuses names that no sandbox knows.
+func datastoresOf(names []string) ([]string, error) {
+	known := world.Datastores()
+	if len(names) == 1 && names[0] == allDatastores {
+		return known, nil
+	}
+	var out []string
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("--datastores %q: expected %s or some of %s", name, allDatastores, strings.Join(known, ","))
+		}
+		out = append(out, name)
+	}
+	return out, nil
 }
 
 // chartOf accepts a chart version or the controller line that it installs.
@@ -213,7 +243,7 @@ func arguments(o folder.Options) []string {
 	}
 	return []string{
 		"--cluster", o.Cluster, "--pools", strings.Join(pools, ","), "--line", o.Chart, "--gpus", strconv.Itoa(o.GPUs),
-		fmt.Sprintf("--no-tensorfusion=%t", !o.TensorFusion), fmt.Sprintf("--datastores=%t", o.Datastores),
+		fmt.Sprintf("--no-tensorfusion=%t", !o.TensorFusion), "--datastores=" + strings.Join(o.Datastores, ","), "--cassandra-members", strconv.Itoa(o.CassandraMembers),
 		"--ready-after", o.ReadyAfter.String(), "--validate-takes", o.ValidateTakes.String(), "--lease", o.Lease.String(), "--agents", o.AgentKind(),
 	}
 }

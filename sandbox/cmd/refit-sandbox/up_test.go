@@ -3,12 +3,14 @@ package main
 import (
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/sandbox/agents"
 	"github.com/refit-run/refit/sandbox/charts"
 	"github.com/refit-run/refit/sandbox/controller"
 	"github.com/refit-run/refit/sandbox/folder"
+	"github.com/refit-run/refit/sandbox/world"
 )
 
 func TestNodesAreSpreadOverTwoPools(t *testing.T) {
@@ -31,7 +33,7 @@ func TestLineNamesTheChartThatBringsIt(t *testing.T) {
 // The daemon is started with arguments that must mean the same options.
 func TestOptionsSurviveTheCommandLine(t *testing.T) {
 	for _, u := range []upFlags{
-		{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, datastores: true, readyAfter: 10e9, validates: 2e9, lease: 5e9, agents: folder.SimulatedAgents},
+		{cluster: "alpha", line: "2.17", pools: []string{"a=1", "b=2"}, gpus: 2, noTensorFusion: true, datastores: []string{"nats", "cassandra"}, cassandraMembers: 3, readyAfter: 10e9, validates: 2e9, lease: 5e9, agents: folder.SimulatedAgents},
 		{cluster: "beta", line: "2.16", pools: []string{"a=1"}, gpus: 8, validates: validateTakes, agents: folder.RealAgents},
 	} {
 		survives(t, u)
@@ -50,7 +52,8 @@ func survives(t *testing.T, u upFlags) {
 	again.pools, _ = run.Flags().GetStringSlice("pools")
 	again.gpus, _ = run.Flags().GetInt("gpus")
 	again.noTensorFusion, _ = run.Flags().GetBool("no-tensorfusion")
-	again.datastores, _ = run.Flags().GetBool("datastores")
+	again.datastores, _ = run.Flags().GetStringSlice("datastores")
+	again.cassandraMembers, _ = run.Flags().GetInt("cassandra-members")
 	again.readyAfter, _ = run.Flags().GetDuration("ready-after")
 	again.validates, _ = run.Flags().GetDuration("validate-takes")
 	again.lease, _ = run.Flags().GetDuration("lease")
@@ -60,10 +63,26 @@ func survives(t *testing.T, u upFlags) {
 	require.Equal(t, want, got)
 }
 
+func TestDatastoresAreAllOrThoseThatAreNamed(t *testing.T) {
+	for arg, want := range map[string][]string{
+		"--datastores": world.Datastores(), "--datastores=all": world.Datastores(), "--datastores=nats": {"nats"}, "--datastores=": nil, "--nodes=1": nil,
+	} {
+		u := upFlags{}
+		c := &cobra.Command{}
+		u.bind(c)
+		require.NoError(t, c.ParseFlags([]string{arg}))
+		o, err := u.options("demo")
+		require.NoError(t, err)
+		require.Equal(t, want, o.Datastores, arg)
+	}
+}
+
 func TestNonsenseIsRefused(t *testing.T) {
 	for _, u := range []upFlags{
 		{line: "9.9", pools: []string{"a=1"}}, {line: "2.16", pools: []string{"a"}},
 		{line: "2.16", pools: []string{"=1"}}, {line: "2.16", pools: []string{"a=-1"}},
+		{line: "2.16", pools: []string{"a=1"}, datastores: []string{"ledger"}},
+		{line: "2.16", pools: []string{"a=1"}, datastores: []string{"cassandra"}, cassandraMembers: 2},
 	} {
 		u.agents = folder.SimulatedAgents
 		_, err := u.options("demo")

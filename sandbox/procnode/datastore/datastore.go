@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	toolswatch "k8s.io/client-go/tools/watch"
@@ -45,6 +46,9 @@ type Store struct {
 	// Objects are created in their order, unless they are there: a Secret made
 	// anew would lock the servers' clients out.
 	Objects []runtime.Object
+	// After makes a store usable whose members are Ready before they are; nil
+	// where there is nothing to do. It may be called again.
+	After func(ctx context.Context, kube kubernetes.Interface) error
 }
 
 // resources maps the kinds that stores are made of.
@@ -89,6 +93,17 @@ func (s Store) volume(claim, dir string) *corev1.PersistentVolume {
 			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: s.Namespace, Name: claim},
 		},
 	}
+}
+
+// claims are the volume claim templates of the StatefulSet.
+func (s Store) claims() []corev1.PersistentVolumeClaim {
+	return []corev1.PersistentVolumeClaim{{
+		ObjectMeta: metav1.ObjectMeta{Name: s.Claim},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To(StorageClass), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(s.Size)}},
+		},
+	}}
 }
 
 func create(ctx context.Context, client dynamic.Interface, object runtime.Object) error {

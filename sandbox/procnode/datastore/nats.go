@@ -8,7 +8,6 @@ import (
 	"github.com/nats-io/nkeys"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -148,12 +147,6 @@ func (s Store) natsSet() appsv1.StatefulSetSpec {
 				},
 			}),
 		},
-		VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{
-			ObjectMeta: metav1.ObjectMeta{Name: s.Claim},
-			Spec: corev1.PersistentVolumeClaimSpec{
-				StorageClassName: ptr.To(StorageClass), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(s.Size)}},
-			},
-		}},
+		VolumeClaimTemplates: s.claims(),
 	}
 }
