@@ -16,7 +16,7 @@ KUBE_LDFLAGS := -s -w -X $(VERSION_PKG).gitVersion=v$(KUBE_VERSION) -X $(VERSION
 PRODUCT := $(BIN)/refit $(BIN)/refit-worker $(BIN)/refit-gpuagent
 WORLD := $(BIN)/refit-kube $(BIN)/kwok $(BIN)/temporal $(BIN)/refit-sandbox
 
-.PHONY: help build product world demo test test-unit test-e2e test-long bench race vet workflowcheck test-gpu gpu-bundle generate coverage-check pictures record-histories clean FORCE
+.PHONY: help build product world cassandra demo test test-unit test-e2e test-datastores test-long bench bench-datastores race vet workflowcheck test-gpu gpu-bundle generate coverage-check pictures record-histories clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -57,22 +57,33 @@ $(BIN)/temporal: tools/temporal/go.mod tools/temporal/go.sum
 	@echo "building the Temporal CLI with its dev server: 3-5 minutes the first time on 2 cores"
 	@cd tools/temporal && $(GO) build $(GOFLAGS_BUILD) -o $@ github.com/temporalio/cli/cmd/temporal
 
+# Apache Cassandra, for the sandbox's datastores: some 70 MB of jars, which
+# Maven fetches, and a Java runtime. Only what runs Cassandra needs it.
+CASSANDRA := $(BIN)/cassandra/lib
+
+$(CASSANDRA): sandbox/procnode/cassandrad/pom.xml tools/cassandra.sh
+	@echo "fetching Apache Cassandra"
+	@tools/cassandra.sh $(BIN)/cassandra
+
+cassandra: $(CASSANDRA) ## Apache Cassandra for the sandbox (Java 17 and Maven)
+
 demo: ## the real thing on the embedded sandbox
 	@tools/demo.sh
 
 # Tests that need a program are told where it is. In CI -strict fails the run
 # when one was skipped all the same, and -again runs what failed once more.
 TEST_ENV := REFIT_BIN=$(BIN) REFIT_TEST_KUBE=$(BIN)/refit-kube REFIT_TEST_TEMPORAL=$(BIN)/temporal \
-	REFIT_SANDBOX_KUBE=$(BIN)/refit-kube REFIT_SANDBOX_KWOK=$(BIN)/kwok REFIT_SANDBOX_TEMPORAL=$(BIN)/temporal
+	REFIT_SANDBOX_KUBE=$(BIN)/refit-kube REFIT_SANDBOX_KWOK=$(BIN)/kwok REFIT_SANDBOX_TEMPORAL=$(BIN)/temporal \
+	REFIT_SANDBOX_CASSANDRA=$(BIN)/cassandra REFIT_TEST_CASSANDRA=$(BIN)/cassandra/lib
 REPORT := $(BIN)/testreport $(if $(CI),-strict -again)
 UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay
 
 $(BIN)/testreport: FORCE
 	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./tools/testreport
 
-test: test-unit test-e2e ## everything a change must pass
+test: test-unit test-e2e test-datastores ## everything a change must pass
 
-test-unit: world product $(BIN)/testreport ## packages of both modules
+test-unit: world product $(CASSANDRA) $(BIN)/testreport ## packages of both modules
 	$(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- $(UNIT)
 	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- $(GPUAGENT)
 	cd sandbox && $(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- ./...
@@ -80,8 +91,11 @@ test-unit: world product $(BIN)/testreport ## packages of both modules
 test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
 	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 30m -- ./tests/e2e
 
-test-long: world product $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
-	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e
+test-datastores: world product $(CASSANDRA) $(BIN)/testreport ## the runs on datastores, on real servers
+	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 60m -- ./tests/datastores
+
+test-long: world product $(CASSANDRA) $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
+	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e ./tests/datastores ./activities/cassandra
 
 # The tests mostly wait, so two of them share the cores. They run on real clocks
 # (a heartbeat may be 5 s late), so not more.
@@ -89,10 +103,15 @@ E2E := $(GO) test $(GOFLAGS_BUILD) -count=1 -parallel 2
 
 race: $(BIN)/testreport ## the race detector on what is concurrent
 	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test -race -- $(RACE_PACKAGES)
+	cd sandbox && $(CGO) $(TEST_ENV) $(REPORT) $(GO) test -race -skip 'NATS|Cassandra|OpenBao' -- $(RACE_SANDBOX)
 
 RACE_PACKAGES := ./activities/artifact ./activities/mask ./activities/kube ./activities/lease ./activities/helm \
 	./activities/tensorfusion ./starter/local \
 	./gpuagent/child ./gpuagent/host
+
+# The datastores' servers have tests of their own; here they would only be slow.
+RACE_SANDBOX := ./tensorfusion/... ./agents ./control ./controller ./fault ./greptime ./kwok ./process ./procnode/... \
+	./reaper ./registry
 
 vet: ## go vet on both modules
 	$(GO) vet $(GOFLAGS_BUILD) $$($(GO) list ./... | grep -v /gpuagent/)
@@ -105,6 +124,10 @@ workflowcheck: ## no clock, map range or goroutine in workflow code
 bench: world product ## one line per figure
 	$(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 60m -run '^$$' -bench . ./tests/bench
 	$(CGO) REFIT_BIN=$(BIN) $(GO) test $(GOFLAGS_BUILD) -count=1 -run '^$$' -bench . -benchtime 1x ./gpuagent/bench
+	@$(MAKE) --no-print-directory bench-datastores
+
+bench-datastores: world product $(CASSANDRA) ## Refit beside the guide's commands on real datastores
+	$(TEST_ENV) $(GO) test $(GOFLAGS_BUILD) -count=1 -timeout 120m -run '^$$' -bench . ./tests/bench/datastores
 
 test-gpu: ## on a real GPU, read-only; writes docs/gpu-h200.md
 	REFIT_TEST_GPU=1 $(CGO) $(GO) test $(GOFLAGS_BUILD) -count=1 -v -timeout 45m -run '^TestTheGPUsAsFound$$' ./gpuagent/realgpu -args -page $(CURDIR)/docs/gpu-h200.md

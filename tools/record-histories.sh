@@ -13,21 +13,39 @@ mkdir "$home"
 out=$home/recorded
 export REFIT_SANDBOX_HOME=$home
 worker_pid=
+
+# world FLAG... starts the sandbox with a worker; leave ends both.
+world() {
+  refit-sandbox up --name histories "$@" >/dev/null
+  eval "$(refit-sandbox env --name histories)"
+  refit setup
+  refit-worker >"$home/worker.log" 2>&1 &
+  worker_pid=$!
+}
+leave() {
+  if [ -n "$worker_pid" ]; then kill "$worker_pid" 2>/dev/null || true; wait "$worker_pid" 2>/dev/null || true; fi
+  worker_pid=
+  refit-sandbox down --name histories
+}
 cleanup() {
   status=$?
   trap - EXIT INT TERM
   if [ $status != 0 ]; then tail -n 20 "$home/worker.log" >&2 || true; fi
-  if [ -n "$worker_pid" ]; then kill "$worker_pid" 2>/dev/null || true; wait "$worker_pid" 2>/dev/null || true; fi
-  refit-sandbox down --name histories || true
+  leave || true
   rm -rf "$home"
   exit $status
 }
 trap cleanup EXIT INT TERM
-refit-sandbox up --name histories --pools shared=2,training=2 >/dev/null
-eval "$(refit-sandbox env --name histories)"
-refit setup
-refit-worker >"$home/worker.log" 2>&1 &
-worker_pid=$!
+
+# A rollout continues as new where the server suggests it, here after its second
+# batch: pool training has three, shared two.
+cat >"$home/temporal" <<EOF
+#!/usr/bin/env bash
+exec "$PWD/bin/temporal" "\$@" --dynamic-config-value limit.historyCount.suggestContinueAsNew=80
+EOF
+chmod +x "$home/temporal"
+export REFIT_SANDBOX_TEMPORAL=$home/temporal
+world --pools shared=2,training=4
 
 # until_code RUN CODE watches until the run waits or closes and wants that exit code.
 until_code() {
@@ -54,7 +72,8 @@ finish() {
   done
 }
 
-upgrade() { refit start -f examples/tensorfusion-upgrade.yaml --set rollouts[0].strategy.soakCanary=1s "$@" >/dev/null; }
+upgrade() { refit start -f "$home/plan.yaml" "$@" >/dev/null; }
+sed 's/soakCanary: 2s/soakCanary: 1s/' examples/tensorfusion-upgrade.yaml >"$home/plan.yaml"
 
 # keep RUN writes the histories of the run and of every child.
 keep() {
@@ -101,6 +120,37 @@ refit-sandbox fault --name histories clear >/dev/null
 refit retry parked --by ann --comment "repaired" >/dev/null
 finish parked 0
 keep parked
+
+# Workers and clients alone, with new images. No hypervisor is touched, so auto
+# update, which would replace them, can't come back: it is skipped.
+images=values.inline.providerConfigs.nvidia.images
+upgrade --id components \
+  --set 'rollouts=[{component: worker, pools: [shared], workers: {acknowledgeLostSessions: true, batchPercentage: 50}}, {component: client, pools: [shared], clients: {perOwner: 1}}]' \
+  --set $images.remoteWorker=registry.refit.local/tensorfusion/tensor-fusion-worker:v2.17.0 \
+  --set $images.remoteClient=registry.refit.local/tensorfusion/tensor-fusion-client:v2.17.0
+finish components 3
+refit skip components --by ann --comment "the hypervisors are next week's" >/dev/null
+finish components 0
+keep components
+
+# A host whose GPU has to be reset by a person in the middle of its set-up,
+# which takes the real agent on fake driver libraries.
+leave
+world --agents real --gpus 1 --pools shared=2
+gpus=$home/histories/agents/shared-001/lib/gpu.state
+[ -f "$gpus" ]
+echo gpu.0.mig.needs.reset=1 >>"$gpus"
+refit start -f examples/gpu-node.yaml --id gpu-node >/dev/null
+until_code gpu-node 3
+sed -i -e 's/mig\.pending=/mig.current=/' -e '/mig\.needs\.reset=/d' "$gpus"
+refit retry gpu-node --by ann --comment "reset by hand" >/dev/null
+finish gpu-node 0
+keep gpu-node
+
+# The runs on datastores are recorded by their tests, which bring a sandbox each
+# and are the datastore's clients, too.
+leave
+TMPDIR=$home REFIT_TEST_RECORD=$out REFIT_BIN=$PWD/bin CGO_ENABLED=0 "${GO:-go}" test -trimpath -count=1 -timeout 30m -run '^(TestNATS|TestOpenBao)$' ./tests/datastores
 
 # All or nothing: the recordings are of one build.
 rm -rf "$testdata"

@@ -17,15 +17,19 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/artifact"
+	cassandraacts "github.com/refit-run/refit/activities/cassandra"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
 	natsacts "github.com/refit-run/refit/activities/nats"
 	"github.com/refit-run/refit/activities/node"
+	openbaoacts "github.com/refit-run/refit/activities/openbao"
 	"github.com/refit-run/refit/activities/registry"
 	acts "github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/cassandra"
 	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/nats"
+	"github.com/refit-run/refit/workflows/openbao"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/tensorfusion"
@@ -100,6 +104,8 @@ func Run(ctx context.Context, c client.Client, namespace string, cfg Config) err
 		w.RegisterActivityWithOptions(locks.Release, activity.RegisterOptions{Name: lease.ReleaseActivity})
 		(&node.Activities{Clusters: clusters}).Register(w)
 		(&natsacts.Activities{Clusters: clusters, Artifacts: store}).Register(w)
+		(&cassandraacts.Activities{Clusters: clusters, Artifacts: store}).Register(w)
+		(&openbaoacts.Activities{Clusters: clusters, Artifacts: store}).Register(w)
 		(&acts.Activities{Clusters: clusters, Artifacts: store, Registry: mirrors}).Register(w)
 		running = append(running, w)
 	}
@@ -136,6 +142,12 @@ func RegisterWorkflows(r worker.WorkflowRegistry) {
 		{protocol.NATSDrain, nats.Drain},
 		{protocol.NATSReplicas, nats.Replicas},
 		{protocol.NATSRoll, nats.Roll},
+		{protocol.CassandraBackup, cassandra.Backup},
+		{protocol.CassandraExpand, cassandra.Expand},
+		{protocol.CassandraReplication, cassandra.Replication},
+		{protocol.CassandraLedger, cassandra.Ledger},
+		{protocol.OpenBaoSnapshot, openbao.Snapshot},
+		{protocol.OpenBaoReplace, openbao.Replace},
 	} {
 		r.RegisterWorkflowWithOptions(w.fn, workflow.RegisterOptions{Name: w.name})
 	}

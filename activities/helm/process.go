@@ -37,7 +37,7 @@ func runChild(ctx context.Context, c *kube.Client, r UpgradeRequest, engine stri
 	input, err := json.Marshal(order{
 		Kubeconfig: kubeconfig, Target: r.Target, Namespace: r.Namespace, Release: r.Release,
 		Chart: toWire(r.Chart), Values: Merge(r.Values), Pins: r.Pins, Holder: r.Holder, Engine: engine,
-		Description: markOf(r.Mark), Limit: r.Limit,
+		Description: r.description(), Limit: r.Limit,
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", object, err)

@@ -2,6 +2,7 @@ package helm
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -35,6 +36,10 @@ type UpgradeRequest struct {
 	// Mark identifies the intent (its digest). It is stored with the revision,
 	// so that an attempt whose reply was lost is recognised.
 	Mark string
+	// SecretPaths are the dotted paths of Values that came from a secrets file or
+	// a reference. They are stored with the revision: who shows a diff later must
+	// know what to mask, and the keys do not always tell.
+	SecretPaths []string
 	// FromRevision is the deployed revision that the intent was planned from;
 	// another one stops the upgrade. 0 accepts any.
 	FromRevision int
@@ -57,8 +62,42 @@ type UpgradeResult struct {
 	Recovered int
 }
 
-// markOf is the description under which a revision of an intent is stored.
+// secretsMark stands before the JSON list of secret paths in a description.
+const secretsMark = ", secret values at "
+
+// markOf begins the description under which a revision of an intent is stored.
 func markOf(mark string) string { return "Upgrade complete by refit, intent " + mark }
+
+// description is what the revision is stored under.
+func (r UpgradeRequest) description() string {
+	if len(r.SecretPaths) == 0 {
+		return markOf(r.Mark)
+	}
+	paths, err := json.Marshal(r.SecretPaths)
+	if err != nil { // a list of texts always has JSON
+		return markOf(r.Mark)
+	}
+	return markOf(r.Mark) + secretsMark + string(paths)
+}
+
+// made reports whether a description is of this intent.
+func (r UpgradeRequest) made(description string) bool {
+	mark, _, _ := strings.Cut(description, secretsMark)
+	return mark == markOf(r.Mark)
+}
+
+// SecretPaths are those that the revision was stored with.
+func SecretPaths(r *Release) []string {
+	if r == nil || r.Info == nil {
+		return nil
+	}
+	_, list, found := strings.Cut(r.Info.Description, secretsMark)
+	var paths []string
+	if !found || json.Unmarshal([]byte(list), &paths) != nil {
+		return nil
+	}
+	return paths
+}
 
 // Upgrade brings the release to the request in a child process. It may be run
 // again at any point: a revision with the same mark that is deployed is
@@ -83,7 +122,7 @@ func upgrade(ctx context.Context, c *kube.Client, r UpgradeRequest) (UpgradeResu
 	if err != nil {
 		return result, err
 	}
-	if deployed, ok := history.Deployed(); ok && deployed.Description == markOf(r.Mark) {
+	if deployed, ok := history.Deployed(); ok && r.made(deployed.Description) {
 		result.Revision, result.Already = deployed.Revision, true
 		return result, nil
 	}

@@ -104,7 +104,7 @@ func dialStream(dialer httpstream.Dialer, what string, port int) (net.Conn, erro
 		tunnel.Close()
 		return nil, err
 	}
-	return newPodConn(tunnel, data, complaints, what), nil
+	return newPodConn(tunnel, data, complaints, what, port), nil
 }
 
 // podConn gives a data stream deadlines (by an in-memory pipe) and turns what
@@ -114,14 +114,15 @@ type podConn struct {
 	far    net.Conn
 	tunnel httpstream.Connection
 	what   string
+	port   int
 	once   sync.Once
 	mu     sync.Mutex
 	broken error
 }
 
-func newPodConn(tunnel httpstream.Connection, data, complaints httpstream.Stream, what string) *podConn {
+func newPodConn(tunnel httpstream.Connection, data, complaints httpstream.Stream, what string, port int) *podConn {
 	near, far := net.Pipe()
-	c := &podConn{Conn: near, far: far, tunnel: tunnel, what: what}
+	c := &podConn{Conn: near, far: far, tunnel: tunnel, what: what, port: port}
 	complained := make(chan struct{})
 	go func() {
 		defer close(complained)
@@ -157,6 +158,12 @@ func (c *podConn) shut() {
 		c.far.Close()
 		c.tunnel.Close()
 	})
+}
+
+// RemoteAddr is that of the port as the pod sees it: clients such as gocql
+// expect a TCP address and panic at any other.
+func (c *podConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}
 }
 
 // Read reads from the pod.

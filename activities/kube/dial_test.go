@@ -130,6 +130,17 @@ func TestDialPodIsAConnection(t *testing.T) {
 	all.Wait()
 }
 
+// Clients take the port from the address: gocql panics where it is no TCP one.
+func TestDialPodHasATCPAddress(t *testing.T) {
+	c, port := kubelet(t), echo(t)
+	conn, err := c.DialPod(t.Context(), "ns", "db-0", port)
+	require.NoError(t, err)
+	defer conn.Close()
+	address, ok := conn.RemoteAddr().(*net.TCPAddr)
+	require.True(t, ok, "%T", conn.RemoteAddr())
+	require.Equal(t, port, address.Port)
+}
+
 func assertNoError(t *testing.T, err error) bool {
 	if err != nil {
 		t.Error(err)

@@ -2,9 +2,6 @@ package lease_test
 
 import (
 	"context"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,12 +10,11 @@ import (
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/client"
-	"go.temporal.io/sdk/log"
-	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/tests/temporaltest"
 )
 
 const queue = "chain"
@@ -51,27 +47,19 @@ type chain struct {
 }
 
 func startChain(t *testing.T) *chain {
-	binary := os.Getenv("REFIT_TEST_TEMPORAL")
+	binary := temporaltest.Binary()
 	if binary == "" {
-		binary = filepath.Join("..", "..", "bin", "temporal")
-	}
-	if _, err := os.Stat(binary); err != nil {
-		t.Skip("skipped: no Temporal server; build bin/temporal or set REFIT_TEST_TEMPORAL")
+		t.Skip(temporaltest.Missing)
 	}
 	b := newBench(t, "")
-	quiet := log.NewStructuredLogger(slog.New(slog.DiscardHandler))
-	server, err := testsuite.StartDevServer(t.Context(), testsuite.DevServerOptions{
-		ExistingPath: binary, LogLevel: "never", ClientOptions: &client.Options{Logger: quiet},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = server.Stop() })
-	b.activities.Temporal = server.Client()
-	w := worker.New(server.Client(), queue, worker.Options{})
+	_, temporal := temporaltest.Start(t, binary)
+	b.activities.Temporal = temporal
+	w := worker.New(temporal, queue, worker.Options{})
 	w.RegisterWorkflow(keeper)
 	w.RegisterActivityWithOptions(b.activities.Acquire, activity.RegisterOptions{Name: lease.AcquireActivity})
 	require.NoError(t, w.Start())
 	t.Cleanup(w.Stop)
-	c := &chain{bench: b, t: t, client: server.Client(), id: "Rollout.prod.tf"}
+	c := &chain{bench: b, t: t, client: temporal, id: "Rollout.prod.tf"}
 	c.first = c.start()
 	require.Equal(t, c.first, c.holder().RunID)
 	return c

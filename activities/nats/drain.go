@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/refit-run/refit/activities/evidence"
 )
 
 // DrainRequest waits until the memory streams with one copy are empty.
@@ -12,12 +14,16 @@ type DrainRequest struct {
 	// Least is how many of them must have been seen.
 	Least int           `json:"least,omitempty"`
 	Limit time.Duration `json:"limit"`
+	// Held is what an attempt before has returned.
+	Held []Record `json:"held,omitempty"`
 }
 
 // DrainResult is the last look.
 type DrainResult struct {
 	Drained
-	Evidence Evidence `json:"evidence"`
+	// Held are the streams that were not empty when they were last seen.
+	Held     []Record       `json:"held,omitempty"`
+	Evidence evidence.Trail `json:"evidence"`
 }
 
 // Drain is the activity nats.Drain: it looks until everything is drained or
@@ -34,18 +40,22 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 		return out, err
 	}
 	defer l.close()
+	out.Held = r.Held
 	err = l.until(ctx, r.Limit, drainPace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		d := JudgeDrained(v, r.Least)
-		out.Drained = d
-		out.Findings = shown(d.Findings)
+		lost, held := emptied(v, out.Held)
+		d.Findings = append(lost, d.Findings...)
+		d.OK = d.OK && len(lost) == 0
+		out.Drained, out.Held = d, held
+		out.Findings = evidence.Shown(d.Findings)
 		if d.OK {
 			if err := then(ctx, v); err != nil {
 				return verdict{}, err
 			}
 		}
-		return verdict{d.OK || d.Malformed, fmt.Sprintf("%d streams, %d messages: %s", d.Seen, d.Messages, inWords(d.Findings)), d}, nil
+		return verdict{d.OK || d.Malformed || len(lost) > 0, fmt.Sprintf("%d streams, %d messages: %s", d.Seen, d.Messages, evidence.InWords(d.Findings)), d}, nil
 	})
-	out.Evidence = l.evidence
+	out.Evidence = l.record.Trail
 	return out, err
 }

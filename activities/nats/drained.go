@@ -2,6 +2,7 @@ package nats
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/refit-run/refit/activities/finding"
 )
@@ -45,6 +46,43 @@ func JudgeDrained(v View, least int) Drained {
 	}
 	d.OK = len(d.Findings) == 0
 	return d
+}
+
+// emptied compares a look with how the streams were when they last held
+// messages, and returns those that hold some now. Consumers that empty a queue
+// leave its sequence as it is. One that began anew, or is gone, was emptied by
+// a restart, a purge or a deletion, and nobody saw its messages worked off
+// (N124). Nothing is called lost while a server is away or still recovers.
+func emptied(v View, held []Record) (lost []finding.Finding, now []Record) {
+	for _, b := range held {
+		s, ok := v.find(b)
+		f, gone := finding.Finding{}, !ok
+		switch {
+		case ok && s.Leader == "":
+			now = append(now, b)
+			continue
+		case ok:
+			f, gone = Lost(b, s)
+		default:
+			f = finding.Finding{Object: b.String(), Expected: fmt.Sprintf("its %d messages worked off", b.State.Messages), Found: "no server lists it"}
+		}
+		switch {
+		case gone && len(v.Troubles) > 0:
+			now = append(now, b)
+		case gone:
+			f.Row, f.Why = "N124", "a restart of its server, a purge or a deletion has emptied it, and nobody saw its messages worked off"
+			f.Next = "find out what they were and have them sent again; retry judges what is there by then"
+			lost = append(lost, f)
+		}
+	}
+	for _, s := range v.Streams {
+		r := s.record()
+		known := slices.ContainsFunc(now, func(b Record) bool { return b.AccountID == r.AccountID && b.Name == r.Name })
+		if s.Storage == memory && s.Replicas == 1 && s.Leader != "" && s.State.Messages > 0 && !known {
+			now = append(now, r)
+		}
+	}
+	return lost, now
 }
 
 func undrained(s Stream) (finding.Finding, bool) {

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/secret"
 )
 
 func requests() jetstream.StreamConfig {
@@ -128,8 +129,8 @@ func TestMessagesThatNeverDrainAreNamedWithTheirStreamUntilTheyAreDone(t *testin
 	})
 }
 
-func nkey(account, secret string) Login {
-	return Login{Account: account, NKey: &Reference{Secret: secret, Key: "user.key"}}
+func nkey(account, name string) Login {
+	return Login{Account: account, NKey: &secret.Reference{Secret: name, Key: "user.key"}}
 }
 
 func (c *cluster) list(logins ...Login) (ListResult, error) {
@@ -169,7 +170,7 @@ func TestStreamsOfEveryAccountAreRaisedWhileServicesPublish(t *testing.T) {
 
 	_, err = c.list(nkey("NVCF", "absent"), nkey("OTHER", "other"))
 	require.ErrorContains(t, err, "absent")
-	_, err = c.list(Login{Account: "NVCF", NKey: &Reference{Secret: "nats-nkeys", Key: "user.pub"}}, nkey("OTHER", "other"))
+	_, err = c.list(Login{Account: "NVCF", NKey: &secret.Reference{Secret: "nats-nkeys", Key: "user.pub"}}, nkey("OTHER", "other"))
 	require.ErrorContains(t, err, "an NKey seed")
 
 	listed, err := c.list(nkey("NVCF", "nats-nkeys"), nkey("OTHER", "other"))

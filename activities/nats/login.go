@@ -6,83 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/secret"
 )
 
 // Login is how to log in to one account: by NKey or by a credentials file. It
 // holds references only; the values never leave an activity.
 type Login struct {
 	// Account is the one that its streams are listed under, name or ID.
-	Account string     `json:"account"`
-	NKey    *Reference `json:"nkey,omitempty"`
-	Creds   *Reference `json:"creds,omitempty"`
-}
-
-// Reference names where a value is: a key of a Secret in the servers'
-// namespace, or a file or an environment variable of the worker.
-type Reference struct {
-	Secret   string `json:"secret,omitempty"`
-	Key      string `json:"key,omitempty"`
-	File     string `json:"file,omitempty"`
-	Variable string `json:"variable,omitempty"`
-}
-
-func (r Reference) String() string {
-	switch {
-	case r.Secret != "":
-		return fmt.Sprintf("key %s of Secret %s", r.Key, r.Secret)
-	case r.File != "":
-		return "file " + r.File
-	}
-	return "variable " + r.Variable
-}
-
-func (r Reference) read(ctx context.Context, c *kube.Client, namespace string) ([]byte, error) {
-	missing := func(found string) error {
-		return finding.Finding{Object: "login to NATS", Expected: "a value in " + r.String(), Found: found,
-			Next: "correct logins in the plan, or put the value there"}.Error(finding.Stop)
-	}
-	switch {
-	case r.Secret != "":
-		secret, err := c.Typed.CoreV1().Secrets(namespace).Get(ctx, r.Secret, metav1.GetOptions{})
-		if err != nil {
-			return nil, kube.Wrap(err, fmt.Sprintf("Secret/%s/%s", namespace, r.Secret))
-		}
-		if len(secret.Data[r.Key]) == 0 {
-			return nil, missing("no such key, or an empty one")
-		}
-		return secret.Data[r.Key], nil
-	case r.File != "":
-		data, err := os.ReadFile(r.File)
-		if err != nil {
-			return nil, missing(err.Error())
-		}
-		return data, nil
-	}
-	if value := os.Getenv(r.Variable); value != "" {
-		return []byte(value), nil
-	}
-	return nil, missing("none")
+	Account string            `json:"account"`
+	NKey    *secret.Reference `json:"nkey,omitempty"`
+	Creds   *secret.Reference `json:"creds,omitempty"`
 }
 
 // credentials turns the references into the option of the client.
 func (l Login) credentials(ctx context.Context, c *kube.Client, namespace string) (nats.Option, error) {
 	if l.Creds != nil {
-		creds, err := l.Creds.read(ctx, c, namespace)
+		creds, err := l.Creds.Read(ctx, c, namespace, "login to NATS")
 		if err != nil {
 			return nil, err
 		}
 		return nats.UserCredentialBytes(creds), nil
 	}
-	seed, err := l.NKey.read(ctx, c, namespace)
+	seed, err := l.NKey.Read(ctx, c, namespace, "login to NATS")
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/internal/apiservertest"
+	"github.com/refit-run/refit/activities/secret"
 	"github.com/refit-run/refit/tests/freeport"
 )
 
@@ -117,7 +118,7 @@ func TestACredentialsFileLogsIntoTheAccountOfTheStream(t *testing.T) {
 		Data: map[string][]byte{"user.creds": creds}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Setenv("FAKE_NATS_CREDS", string(creds))
-	for _, from := range []Reference{{File: file}, {Secret: "nats-creds", Key: "user.creds"}, {Variable: "FAKE_NATS_CREDS"}} {
+	for _, from := range []secret.Reference{{File: file}, {Secret: "nats-creds", Key: "user.creds"}, {Variable: "FAKE_NATS_CREDS"}} {
 		for _, account := range []string{s.Account, s.AccountID} {
 			info, err := l.info(t.Context(), []Login{{Account: account, Creds: &from}}, s, answers)
 			require.NoError(t, err, from)
@@ -129,12 +130,12 @@ func TestACredentialsFileLogsIntoTheAccountOfTheStream(t *testing.T) {
 	stranger, err := newIdentity(t, nkeys.CreateUser).pair.Seed()
 	require.NoError(t, err)
 	t.Setenv("FAKE_NATS_SEED", string(stranger))
-	_, err = l.info(t.Context(), []Login{{Account: "NVCF", NKey: &Reference{Variable: "FAKE_NATS_SEED"}}}, s, answers)
+	_, err = l.info(t.Context(), []Login{{Account: "NVCF", NKey: &secret.Reference{Variable: "FAKE_NATS_SEED"}}}, s, answers)
 	f, class, ok := finding.Of(err)
 	require.True(t, ok, err)
 	require.Equal(t, finding.Stop, class, "a refused login does not get better by itself")
 	require.NotContains(t, f.String(), string(stranger))
-	for _, from := range []Reference{{File: file + ".absent"}, {Secret: "nats-creds", Key: "absent"}, {Variable: "FAKE_NATS_ABSENT"}} {
+	for _, from := range []secret.Reference{{File: file + ".absent"}, {Secret: "nats-creds", Key: "absent"}, {Variable: "FAKE_NATS_ABSENT"}} {
 		_, err = l.info(t.Context(), []Login{{Account: "NVCF", Creds: &from}}, s, answers)
 		require.ErrorContains(t, err, "expected a value in "+from.String())
 	}

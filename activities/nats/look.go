@@ -2,15 +2,13 @@ package nats
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
 
-	"go.temporal.io/sdk/activity"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
 )
@@ -22,8 +20,7 @@ type looker struct {
 	client   *kube.Client
 	place    Place
 	monitors map[string]*monitor // by pod UID
-	beat     *kube.Beat
-	evidence Evidence
+	record   *evidence.Record
 }
 
 // looker connects to the cluster, and beats from here on until it is closed.
@@ -32,12 +29,7 @@ func (a *Activities) looker(ctx context.Context, p Place) (*looker, error) {
 		return nil, finding.Finding{Object: "request", Expected: "the namespace of the NATS servers", Found: "none"}.Error(finding.Stop)
 	}
 	p.Servers = p.Servers.WithDefaults()
-	l := &looker{a: a, place: p, monitors: map[string]*monitor{}}
-	var say func(string)
-	if activity.IsActivity(ctx) {
-		say = func(found string) { activity.RecordHeartbeat(ctx, found) }
-	}
-	l.beat = kube.StartBeat(0, say)
+	l := &looker{a: a, place: p, monitors: map[string]*monitor{}, record: evidence.Begin(ctx, a.Artifacts)}
 	var err error
 	if l.client, err = a.Clusters.Connect(ctx, p.Target); err != nil {
 		l.close()
@@ -47,7 +39,7 @@ func (a *Activities) looker(ctx context.Context, p Place) (*looker, error) {
 }
 
 func (l *looker) close() {
-	l.beat.Stop()
+	l.record.End()
 	for _, m := range l.monitors {
 		m.close()
 	}
@@ -101,32 +93,19 @@ type verdict struct {
 }
 
 // until looks until judge says that the wait is over, or the limit has passed.
-// Every look begins anew. What it saw is kept as an artifact of its own
-// whenever it came to something else than the look before.
 func (l *looker) until(ctx context.Context, limit, pace time.Duration, judge func(ctx context.Context, answers []Answer) (verdict, error)) error {
 	if l.a.Pace > 0 {
 		pace = l.a.Pace
 	}
-	first, said := true, ""
-	_, err := kube.Poll(ctx, limit, pace, func(ctx context.Context) (bool, error) {
+	return l.record.Until(ctx, limit, pace, func(ctx context.Context) (evidence.Look, error) {
 		answers, err := l.look(ctx)
 		if err != nil {
-			return false, err
+			return evidence.Look{}, err
 		}
-		l.evidence.Looks++
 		v, err := judge(ctx, answers)
-		if err != nil {
-			return false, err
-		}
-		l.beat.Set(v.found)
-		if first || v.done || v.found != said {
-			first, said = false, v.found
-			name := fmt.Sprintf("look-%04d.json", l.evidence.Looks)
-			l.evidence.Last, err = l.a.store(ctx, name, len(answers), seen{At: time.Now().UTC(), Verdict: v.value, Answers: answers})
-		}
-		return v.done, err
+		return evidence.Look{Done: v.done, Found: v.found, Entries: len(answers),
+			Seen: seen{At: time.Now().UTC(), Verdict: v.value, Answers: answers}}, err
 	})
-	return err
 }
 
 // seen is what is kept of one look.
@@ -134,12 +113,4 @@ type seen struct {
 	At      time.Time `json:"at"`
 	Verdict any       `json:"verdict"`
 	Answers []Answer  `json:"answers"`
-}
-
-// writing is a whole text as a writer of an artifact.
-func writing(data []byte) func(io.Writer) error {
-	return func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	}
 }

@@ -7,17 +7,13 @@ package nats
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net"
-	"strings"
 	"time"
 
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/worker"
 
 	"github.com/refit-run/refit/activities/artifact"
-	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
 )
 
@@ -50,9 +46,6 @@ const (
 	// while their consumers work: that takes minutes.
 	settlePace = 500 * time.Millisecond
 	drainPace  = 5 * time.Second
-
-	// maxShown bounds the lists in a result; evidence holds all.
-	maxShown = 20
 )
 
 // Dial opens a connection to a pod's port.
@@ -115,13 +108,6 @@ func (s Servers) WithDefaults() Servers {
 	return s
 }
 
-// Evidence is what a result says of the answers behind it: where the last of
-// them are kept, and how often the servers were looked at.
-type Evidence struct {
-	Looks int          `json:"looks"`
-	Last  artifact.Ref `json:"last,omitzero"`
-}
-
 func (a *Activities) dial(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error) {
 	if a.Dial != nil {
 		return a.Dial(ctx, c, namespace, pod, port)
@@ -134,38 +120,4 @@ func (a *Activities) stable() time.Duration {
 		return a.Stable
 	}
 	return StableFor
-}
-
-// key is where an artifact of this try of the activity is kept: no try ever
-// writes over what another one has seen (N128).
-func key(ctx context.Context, name string) string {
-	if !activity.IsActivity(ctx) {
-		return name
-	}
-	info := activity.GetInfo(ctx)
-	return fmt.Sprintf("%s/%s/%s-%s-%d/%s", strings.ReplaceAll(info.WorkflowExecution.ID, "/", "_"), info.WorkflowExecution.RunID,
-		info.ActivityType.Name, info.ActivityID, info.Attempt, name)
-}
-
-// store keeps a value as an evidence artifact.
-func (a *Activities) store(ctx context.Context, name string, entries int, value any) (artifact.Ref, error) {
-	data, err := json.MarshalIndent(value, "", " ")
-	if err != nil {
-		return artifact.Ref{}, err
-	}
-	return a.Artifacts.Put(ctx, key(ctx, name), artifact.Evidence, entries, writing(data))
-}
-
-// shown cuts findings to what a result carries.
-func shown(fs []finding.Finding) []finding.Finding { return fs[:min(len(fs), maxShown)] }
-
-// inWords is findings in one line, for heartbeats and notes.
-func inWords(fs []finding.Finding) string {
-	switch len(fs) {
-	case 0:
-		return ""
-	case 1:
-		return fs[0].String()
-	}
-	return fmt.Sprintf("%s (and %d more)", fs[0].String(), len(fs)-1)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 )
 
@@ -28,7 +29,7 @@ type ListResult struct {
 	Already  []Record          `json:"already,omitempty"`
 	Left     int               `json:"left,omitempty"`
 	Findings []finding.Finding `json:"findings,omitempty"`
-	Evidence Evidence          `json:"evidence"`
+	Evidence evidence.Trail    `json:"evidence"`
 }
 
 // List is the activity nats.List (N189). It proves that every stream can be
@@ -44,8 +45,8 @@ func (a *Activities) List(ctx context.Context, r ListRequest) (ListResult, error
 	err = l.until(ctx, r.Limit, settlePace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		out = toRaise(v, r.Leave)
-		found := inWords(out.Findings)
-		out.Findings = shown(out.Findings)
+		found := evidence.InWords(out.Findings)
+		out.Findings = evidence.Shown(out.Findings)
 		if len(out.Findings) == 0 {
 			if err := l.proveLogins(ctx, r.Logins, out.Raise, answers, v); err != nil {
 				return verdict{}, err
@@ -53,7 +54,7 @@ func (a *Activities) List(ctx context.Context, r ListRequest) (ListResult, error
 		}
 		return verdict{len(out.Findings) == 0 || v.Malformed, found, out}, nil
 	})
-	out.Evidence = l.evidence
+	out.Evidence = l.record.Trail
 	return out, err
 }
 
@@ -171,7 +172,7 @@ type RaiseResult struct {
 	OK       bool              `json:"ok"`
 	Changed  bool              `json:"changed,omitempty"`
 	Findings []finding.Finding `json:"findings,omitempty"`
-	Evidence Evidence          `json:"evidence"`
+	Evidence evidence.Trail    `json:"evidence"`
 }
 
 // Raise is the activity nats.Raise (N190). It waits until every server
@@ -193,10 +194,10 @@ func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult
 			return verdict{false, "raised; waiting for its replicas", out}, err
 		}
 		found := append(lost, waiting...)
-		out.OK, out.Findings = len(found) == 0, shown(found)
-		return verdict{out.OK || len(lost) > 0 || v.Malformed, inWords(found), out}, nil
+		out.OK, out.Findings = len(found) == 0, evidence.Shown(found)
+		return verdict{out.OK || len(lost) > 0 || v.Malformed, evidence.InWords(found), out}, nil
 	})
-	out.Evidence = l.evidence
+	out.Evidence = l.record.Trail
 	return out, err
 }
 

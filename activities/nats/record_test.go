@@ -132,3 +132,48 @@ func TestAReplicaOrLeaderThatFlapsBeginsTheWaitAnew(t *testing.T) {
 	require.Zero(t, calm.look(at(20), led("b"), before, true), "another leader")
 	require.Equal(t, 10*time.Second, calm.look(at(30), led("b"), before, true))
 }
+
+func TestAQueueThatBeganAnewIsLostAndNotDrained(t *testing.T) {
+	_, held := emptied(Judge(recorded(t, "single")), nil)
+	require.Len(t, held, 4, "single copies in memory, all with messages")
+
+	// Worked off: the sequence stays.
+	v := Judge(recorded(t, "single"))
+	for i := range v.Streams {
+		v.Streams[i].State.Messages, v.Streams[i].State.FirstSeq, v.Streams[i].Retention = 0, v.Streams[i].State.LastSeq+1, "workqueue"
+	}
+	worked := make([]Record, len(held))
+	for i, b := range held {
+		worked[i] = b
+		worked[i].Leaving = true
+	}
+	lost, now := emptied(v, worked)
+	require.Empty(t, lost)
+	require.Empty(t, now)
+
+	// Nobody took them out, no consumer could: a purge.
+	lost, _ = emptied(v, held)
+	require.Len(t, lost, 4)
+
+	// A restart of the server.
+	v = Judge(recorded(t, "single"))
+	for i := range v.Streams {
+		v.Streams[i].State = State{}
+	}
+	lost, now = emptied(v, held)
+	require.Len(t, lost, 4)
+	require.Equal(t, "N124", lost[0].Row)
+	require.Equal(t, "stream NVCF/KEEP1", lost[0].Object)
+	require.Equal(t, "nothing lost of 2000 messages (sequence 1 to 2000)", lost[0].Expected)
+	require.Empty(t, now, "it is told once")
+
+	// Gone altogether.
+	v.Streams = nil
+	lost, _ = emptied(v, held)
+	require.Equal(t, "no server lists it", lost[0].Found)
+
+	// A server that is away may hold them still.
+	lost, now = emptied(Judge(recorded(t, "two-down")), held)
+	require.Empty(t, lost)
+	require.GreaterOrEqual(t, len(now), len(held))
+}

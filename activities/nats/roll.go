@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 )
 
@@ -28,9 +29,10 @@ type SavedStream struct {
 // SaveResult names the saved list; without it the verdict says why there is none.
 type SaveResult struct {
 	Drained
-	Streams  int          `json:"streams"`
-	List     artifact.Ref `json:"list,omitzero"`
-	Evidence Evidence     `json:"evidence"`
+	Held     []Record       `json:"held,omitempty"`
+	Streams  int            `json:"streams"`
+	List     artifact.Ref   `json:"list,omitzero"`
+	Evidence evidence.Trail `json:"evidence"`
 }
 
 // Save is the activity nats.Save: it waits like Drain and saves the list of
@@ -42,10 +44,10 @@ func (a *Activities) Save(ctx context.Context, r DrainRequest) (SaveResult, erro
 		saved := save(r.Place, v)
 		out.Streams = len(saved.Streams)
 		var err error
-		out.List, err = a.store(ctx, "streams.json", out.Streams, saved)
+		out.List, err = evidence.Store(ctx, a.Artifacts, "streams.json", out.Streams, saved)
 		return err
 	})
-	out.Drained, out.Evidence = d.Drained, d.Evidence
+	out.Drained, out.Held, out.Evidence = d.Drained, d.Held, d.Evidence
 	return out, err
 }
 
@@ -73,7 +75,7 @@ type CompareResult struct {
 	// drained, so no message was lost; their sequence began anew.
 	Emptied  []string          `json:"emptied,omitempty"`
 	Findings []finding.Finding `json:"findings,omitempty"`
-	Evidence Evidence          `json:"evidence"`
+	Evidence evidence.Trail    `json:"evidence"`
 }
 
 // Compare is the activity nats.Compare: it waits until every server is healthy
@@ -96,10 +98,10 @@ func (a *Activities) Compare(ctx context.Context, r CompareRequest) (out Compare
 			return verdict{}, err
 		}
 		wrong := append(c.lost, c.waiting...)
-		out.OK, out.Emptied, out.Findings = len(wrong) == 0, c.emptied, shown(wrong)
-		return verdict{out.OK || len(c.lost) > 0 || c.malformed, inWords(wrong), out}, nil
+		out.OK, out.Emptied, out.Findings = len(wrong) == 0, c.emptied, evidence.Shown(wrong)
+		return verdict{out.OK || len(c.lost) > 0 || c.malformed, evidence.InWords(wrong), out}, nil
 	})
-	out.Evidence = l.evidence
+	out.Evidence = l.record.Trail
 	return out, err
 }
 

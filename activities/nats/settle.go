@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 )
 
@@ -19,7 +20,7 @@ type SettleRequest struct {
 type SettleResult struct {
 	OK       bool              `json:"ok"`
 	Findings []finding.Finding `json:"findings,omitempty"`
-	Evidence Evidence          `json:"evidence"`
+	Evidence evidence.Trail    `json:"evidence"`
 }
 
 // Settle is the activity nats.Settle (N191): every stream has a leader and two
@@ -38,9 +39,9 @@ func (a *Activities) Settle(ctx context.Context, r SettleRequest) (out SettleRes
 		waiting, lost := raised(v, r.Streams)
 		wrong := append(lost, waiting...)
 		held := calm.look(time.Now(), v, r.Streams, len(wrong) == 0)
-		out.OK, out.Findings = len(wrong) == 0 && held >= a.stable(), shown(wrong)
+		out.OK, out.Findings = len(wrong) == 0 && held >= a.stable(), evidence.Shown(wrong)
 		if len(wrong) > 0 || out.OK {
-			return verdict{out.OK || len(lost) > 0 || v.Malformed, inWords(wrong), out}, nil
+			return verdict{out.OK || len(lost) > 0 || v.Malformed, evidence.InWords(wrong), out}, nil
 		}
 		out.Findings = []finding.Finding{{
 			Row: "N191", Object: all, Expected: fmt.Sprintf("current, with the same leaders, for %s", a.stable()),
@@ -49,6 +50,6 @@ func (a *Activities) Settle(ctx context.Context, r SettleRequest) (out SettleRes
 		}}
 		return verdict{false, "all current, waiting whether they stay so", out}, nil
 	})
-	out.Evidence = l.evidence
+	out.Evidence = l.record.Trail
 	return out, err
 }

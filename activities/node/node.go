@@ -19,6 +19,7 @@ import (
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
 )
 
 // Activity names.
@@ -68,6 +69,8 @@ type Request struct {
 	Target kube.Target `json:"target"`
 	Node   string      `json:"node"`
 	UID    string      `json:"uid,omitempty"`
+	// Lease is the run's, of this node: one that has lost it writes nothing.
+	Lease lease.Held `json:"lease,omitzero"`
 }
 
 // Result is the node afterwards.
@@ -253,6 +256,9 @@ func (a *Activities) change(ctx context.Context, r Request, mayBeGone bool, deci
 		data, err := json.Marshal(patch)
 		if err != nil {
 			return Result{}, fmt.Errorf("%s: %w", what, err)
+		}
+		if err := r.Lease.Check(ctx, k.Typed); err != nil {
+			return Result{}, err
 		}
 		_, err = nodes.Patch(ctx, r.Node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: kube.UserAgent})
 		if err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/internal/apiservertest"
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
 )
 
 func TestMain(m *testing.M) { os.Exit(apiservertest.Main(m)) }
@@ -198,6 +199,51 @@ func TestAnotherMachineUnderTheNameIsNotTouched(t *testing.T) {
 	_, err := w.Cordon(t.Context(), w.req)
 	require.ErrorContains(t, err, "start again with this machine")
 	require.False(t, w.node().Spec.Unschedulable)
+}
+
+// A run is terminated, the next one takes the node over, and then an activity
+// of the first comes to its write.
+func TestARunThatHasLostItsLeaseWritesNothing(t *testing.T) {
+	w := newWorld(t, "fenced", map[string]string{ManagedLabel: "true"})
+	locks := &lease.Activities{Clusters: w.Clusters}
+	ours := lease.AcquireRequest{Target: w.req.Target, Namespace: "kube-system", Release: "gpunode-fenced", Holder: "temporal/default/first/run-1"}
+	_, err := locks.Acquire(t.Context(), ours)
+	require.NoError(t, err)
+	w.req.Lease = lease.Held{Namespace: ours.Namespace, Release: ours.Release, Holder: ours.Holder}
+	acts := map[string]func(context.Context, Request) (Result, error){
+		"keep off": w.KeepOff, "cordon": w.Cordon, "uncordon": w.Uncordon, "give back": w.GiveBack,
+	}
+	held := []string{"keep off", "cordon"}
+	for _, act := range held {
+		require.True(t, w.must(acts[act](t.Context(), w.req)).Changed, act)
+	}
+
+	_, err = locks.Release(t.Context(), ours)
+	require.NoError(t, err)
+	theirs := ours
+	theirs.Holder = "temporal/default/second/run-2"
+	_, err = locks.Acquire(t.Context(), theirs)
+	require.NoError(t, err)
+	before := w.node().ResourceVersion
+	for _, act := range []string{"uncordon", "give back"} {
+		_, err := acts[act](t.Context(), w.req)
+		f, class, ok := finding.Of(err)
+		require.True(t, ok, "%s: %v", act, err)
+		require.Equal(t, finding.Stop, class, act)
+		require.Contains(t, f.Found, theirs.Holder, act)
+	}
+	require.Equal(t, before, w.node().ResourceVersion)
+	for _, act := range held {
+		_, err := acts[act](t.Context(), w.req)
+		require.NoError(t, err, "%s: it is so already, so nothing is written", act)
+	}
+	w.patch(`{"spec":{"unschedulable":null},"metadata":{"labels":{"` + ManagedLabel + `":"true"}}}`)
+	before = w.node().ResourceVersion
+	for _, act := range held {
+		_, err := acts[act](t.Context(), w.req)
+		require.ErrorContains(t, err, theirs.Holder, act)
+	}
+	require.Equal(t, before, w.node().ResourceVersion)
 }
 
 func TestANodeThatIsGoneHasNothingToGiveBack(t *testing.T) {

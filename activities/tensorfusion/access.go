@@ -12,9 +12,10 @@ import (
 	"github.com/refit-run/refit/activities/kube"
 )
 
-// needed is every right that the activities of a worker use by themselves, in
-// the whole cluster; deploy/worker/rbac.yaml grants exactly this. What Helm
-// does to the chart's objects comes on top (chartRights).
+// needed is every right that the activities of an upgrade use by themselves, in
+// the whole cluster; deploy/worker/rbac.yaml grants this and what the runs on
+// datastores need. What Helm does to the chart's objects comes on top
+// (chartRights).
 var needed = []rbacv1.PolicyRule{
 	rule(apiGroup, "*", "list"), // the backup: every kind of the group, a newer version's too
 	rule(apiGroup, "tensorfusionclusters", "get", "watch", "patch"),

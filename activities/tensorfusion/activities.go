@@ -45,6 +45,7 @@ func (a *Activities) Register(r worker.Registry) {
 		CanaryJobActivity:       a.RunCanaryJob,
 		ReceiptActivity:         a.WriteReceipt,
 		RevisionActivity:        a.InspectRevision,
+		TenantsActivity:         a.Tenants,
 	} {
 		r.RegisterActivityWithOptions(fn, activity.RegisterOptions{Name: name})
 	}
@@ -61,15 +62,10 @@ func (a *Activities) connect(ctx context.Context, s Scope) (*kube.Client, error)
 		}.Error(finding.Stop)
 	}
 	c, err := a.Clusters.Connect(ctx, s.Target)
-	if err != nil || s.Holder == "" {
+	if err != nil {
 		return c, err
 	}
-	err = lease.Verify(ctx, c.Typed, s.Release.Namespace, s.Release.Name, s.Holder, "")
-	if f, lost := lease.LockedFinding(err); lost {
-		// Locked closes a run that never began; this one is at work and parks.
-		err = f.Error(finding.Stop)
-	}
-	return c, err
+	return c, lease.Held{Namespace: s.Release.Namespace, Release: s.Release.Name, Holder: s.Holder}.Check(ctx, c.Typed)
 }
 
 // beat reports that the activity lives, with details a later attempt can use.

@@ -25,7 +25,7 @@ func TestEveryActivityOfTheContractIsRegistered(t *testing.T) {
 	assert.Equal(t, []string{
 		ApplyCRDsActivity, AwaitControllerActivity, BackupActivity, DriftActivity, DiffActivity, EvictClientsActivity, HoldActivity,
 		RevisionActivity, ClientsActivity, ObservePoolActivity, WorkersActivity, PreflightActivity, ReplaceActivity, RollWorkersActivity,
-		CanaryJobActivity, PolicyActivity, ReleaseActivity, VerifyActivity, ReceiptActivity,
+		CanaryJobActivity, PolicyActivity, TenantsActivity, ReleaseActivity, VerifyActivity, ReceiptActivity,
 	}, n.seen)
 }
 

@@ -28,14 +28,17 @@ const (
 // resolved is an intent made concrete: chart, values and pins as Helm would
 // get them. It holds secrets and never leaves an activity.
 type resolved struct {
-	intent      Intent // with both digests
-	chart       *chart.Chart
-	values      map[string]any
-	pins        []helm.Pin
-	rendered    *helm.Rendered
-	current     *helm.Release
-	history     helm.History
-	masker      *mask.Masker
+	intent   Intent // with both digests
+	chart    *chart.Chart
+	values   map[string]any
+	pins     []helm.Pin
+	rendered *helm.Rendered
+	current  *helm.Release
+	history  helm.History
+	masker   *mask.Masker
+	// secretPaths of the values came from secrets files and references, of this
+	// plan or of earlier ones.
+	secretPaths []string
 	fileValues  map[string]any
 	substituted []string
 }
@@ -119,8 +122,22 @@ func (r *resolved) learnSecrets(ctx context.Context, c *kube.Client, s Scope) er
 			r.masker.Merge(mask.FromSecret(secret.Data))
 		}
 	}
-	r.masker.Merge(mask.FromValues(r.current.Config))
+	r.learnRevision(r.current)
 	return nil
+}
+
+// learnRevision teaches the masker the secret values of a stored revision, by
+// their keys and by the paths that the revision was stored with.
+func (r *resolved) learnRevision(stored *helm.Release) {
+	r.masker.Merge(mask.FromValues(stored.Config))
+	values := leaves(stored.Config)
+	for _, path := range helm.SecretPaths(stored) {
+		r.secretPaths = union(r.secretPaths, path)
+		var value any
+		if json.Unmarshal([]byte(values[path]), &value) == nil {
+			r.masker.Merge(mask.FromAll(map[string]any{path: value}))
+		}
+	}
 }
 
 func (a *Activities) resolveChart(ctx context.Context, c *kube.Client, s Scope, r *resolved) error {
@@ -131,7 +148,7 @@ func (a *Activities) resolveChart(ctx context.Context, c *kube.Client, s Scope, 
 		if err != nil {
 			return err
 		}
-		r.masker.Merge(mask.FromValues(stored.Config))
+		r.learnRevision(stored)
 		r.chart = stored.Chart
 		r.values = helm.Merge(stored.Config)
 		if digest, err = helm.Digest(stored.Chart); err != nil {
@@ -178,6 +195,9 @@ func (r *resolved) resolveValues(ctx context.Context, c *kube.Client) error {
 	}
 	r.masker.Merge(mask.FromValues(r.fileValues))
 	r.masker.Merge(mask.FromAll(secrets))
+	for _, path := range sortedKeys(leaves(secrets)) {
+		r.secretPaths = union(r.secretPaths, path)
+	}
 	r.values = helm.Merge(r.values, r.fileValues, v.Inline, secrets)
 	r.fileValues = helm.Merge(r.fileValues, secrets) // both say what the plan changes
 	for _, ref := range v.Secrets {
@@ -186,6 +206,7 @@ func (r *resolved) resolveValues(ctx context.Context, c *kube.Client) error {
 			return err
 		}
 		r.masker.Add(value)
+		r.secretPaths = union(r.secretPaths, ref.Path)
 		if err := helm.SetPath(r.values, ref.Path, value); err != nil {
 			return err
 		}

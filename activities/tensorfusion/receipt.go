@@ -39,17 +39,24 @@ func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (Rece
 			return err
 		})
 	}
-	if out.Artifact, err = put("receipt.json", req.JSON, 1); err != nil {
-		return out, err
-	}
 	if len(req.Hosts) > 0 {
 		var rows []json.RawMessage
 		if err := json.Unmarshal(req.Hosts, &rows); err != nil {
 			return out, fmt.Errorf("rows per host of the receipt: %w", err)
 		}
-		if out.Hosts, err = put("hosts.json", req.Hosts, len(rows)); err != nil {
+		name := "hosts.json"
+		if req.Page > 0 {
+			name = fmt.Sprintf("hosts-%d.json", req.Page)
+		}
+		if out.Hosts, err = put(name, req.Hosts, len(rows)); err != nil {
 			return out, err
 		}
+		if req.Pages = append(req.Pages, out.Hosts.URL); len(req.JSON) == 0 {
+			return out, nil
+		}
+	}
+	if out.Artifact, err = put("receipt.json", req.JSON, 1); err != nil {
+		return out, err
 	}
 	if len(req.JSON) > receiptLimit {
 		return out, finding.Finding{Object: "receipt", Expected: "at most 900 KiB for a ConfigMap", Found: plural(len(req.JSON), "bytes"),
@@ -62,7 +69,7 @@ func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (Rece
 			Name: out.ConfigMap, Namespace: req.Release.Namespace,
 			Labels: map[string]string{"app.kubernetes.io/managed-by": fieldManager, "refit.run/release": req.Release.Name},
 		},
-		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL, "hosts": out.Hosts.URL},
+		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL, "hosts": strings.Join(req.Pages, "\n")},
 	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(cm)
 	if err != nil {

@@ -353,19 +353,6 @@ func TestThePreflightTellsEverythingAtOnce(t *testing.T) {
 	mustHide(t, out, oldToken)
 }
 
-func TestTheReceiptIsAnArtifactAndAConfigMap(t *testing.T) {
-	i := install(t)
-	for range 2 {
-		out, err := i.activities.WriteReceipt(t.Context(), ReceiptRequest{Scope: i.scope, Key: "Run-1", JSON: []byte(`{"outcome":"done"}`), Hosts: []byte(`[]`)})
-		require.NoError(t, err)
-		assert.Equal(t, "refit-receipt-run-1", out.ConfigMap)
-		cm, err := i.admin.Typed.CoreV1().ConfigMaps(i.scope.Release.Namespace).Get(t.Context(), out.ConfigMap, metav1.GetOptions{})
-		require.NoError(t, err)
-		assert.JSONEq(t, `{"outcome":"done"}`, cm.Data["receipt.json"])
-		assert.Equal(t, out.Artifact.URL, cm.Data["artifact"])
-	}
-}
-
 // setStatus changes the status of a stored revision.
 func (i *installation) setStatus(revision int, status release.Status) {
 	i.t.Helper()

@@ -35,7 +35,7 @@ func upgradeRelease(ctx context.Context, c *kube.Client, req ReleaseRequest, r *
 	done, err := helm.Upgrade(ctx, c, helm.UpgradeRequest{
 		Target: req.Target, Namespace: req.Release.Namespace, Release: req.Release.Name,
 		Chart: r.chart, Values: r.values, Pins: r.pins,
-		Holder: req.Holder, Mark: r.intent.Digest, FromRevision: req.FromRevision,
+		Holder: req.Holder, Mark: r.intent.Digest, SecretPaths: r.secretPaths, FromRevision: req.FromRevision,
 		Limit: req.Limit, Heartbeat: beater(ctx), Masker: r.masker,
 	})
 	if err != nil {

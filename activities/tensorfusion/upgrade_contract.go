@@ -342,9 +342,14 @@ type CanaryJobResult struct {
 type ReceiptRequest struct {
 	Scope
 	Key string `json:"key"`
-	// JSON is the receipt; Hosts the rows per host (artifact only).
-	JSON  []byte `json:"json"`
+	// JSON is the receipt; Hosts the rows per host (artifact only). Without JSON
+	// the request stores one page of rows and nothing else.
+	JSON  []byte `json:"json,omitempty"`
 	Hosts []byte `json:"hosts,omitempty"`
+	// Page counts from 1 where the rows come in several requests; Pages are the
+	// URLs that they were stored under before the receipt.
+	Page  int      `json:"page,omitempty"`
+	Pages []string `json:"pages,omitempty"`
 }
 
 // ReceiptResult names the places: the receipt, its rows per host, and the

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/mig"
-	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
 	"github.com/refit-run/refit/gpuagent/vgpu"
 )
@@ -101,20 +99,9 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 		if m.AllowReset {
 			a.Reset = p.Setters.Reset
 		}
-		do := func() (setup.Report, error) {
-			if err := p.judgeRows(ctx, l.mig, o); err != nil {
-				return setup.Report{}, err
-			}
-			return a.Apply(ctx, l.mig, o)
-		}
+		do := func() (setup.Report, error) { return a.Apply(ctx, l.mig, o) }
 		if req.PlanOnly {
-			do = func() (setup.Report, error) {
-				r, err := mig.Preview(ctx, p.Setters, l.mig, o)
-				if err == nil {
-					err = p.judgeRows(ctx, l.mig, o)
-				}
-				return r, err
-			}
+			do = func() (setup.Report, error) { return mig.Preview(ctx, p.Setters, l.mig, o) }
 		}
 		// A GPU that waits for a reset is not yet what the vGPU types need.
 		if err := add(do()); err != nil || len(all.Needs) > 0 {
@@ -133,31 +120,6 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 		}
 	}
 	return all, nil
-}
-
-// judgeRows refuses a GPU whose memory rows are not in order before MIG
-// instances are made on it, by us or, in mode only, by whoever owns the
-// partitions: from then on the driver no longer tells, and no validation
-// would see it.
-func (p *Preparer) judgeRows(ctx context.Context, entries []mig.Entry, o mig.Options) error {
-	host, err := p.Setters.ReadMIG(ctx)
-	if err != nil {
-		return setup.Explain(err, "MIG state of the host")
-	}
-	plans, err := mig.Plan(entries, host, o)
-	if err != nil {
-		return err
-	}
-	for _, plan := range plans {
-		makes := slices.ContainsFunc(plan.Steps, func(s mig.Step) bool {
-			return s.Act.Kind == nvml.MIGCreateGPU || s.Act.Kind == nvml.MIGSetMode && s.Act.Enable
-		})
-		if bad := plan.GPU.BadRows(); bad != "" && makes {
-			return &setup.Failure{Class: setup.Stop, Object: "GPU " + plan.GPU.UUID, Expected: "memory rows in order before MIG instances hide them", Found: bad,
-				Why: "the driver does not tell the state of row remapping while MIG instances exist", Next: "drain the host and reset the GPU, or reboot it; return the card if it stays"}
-		}
-	}
-	return nil
 }
 
 // asActivityError gives an error the class by which the workflow decides, with

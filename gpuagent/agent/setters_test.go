@@ -35,6 +35,11 @@ func (r *recorder) Write(ctx context.Context, path, value string) error {
 	return r.Setters.Write(ctx, path, value)
 }
 
+func (r *recorder) SetVF(ctx context.Context, vf, value, was string) error {
+	r.reached = append(r.reached, vf)
+	return r.Setters.SetVF(ctx, vf, value, was)
+}
+
 func (r *recorder) EnableVFs(ctx context.Context, pci string) error {
 	r.reached = append(r.reached, pci)
 	return r.Setters.EnableVFs(ctx, pci)
@@ -71,7 +76,7 @@ func TestARefusedSetterIsNeverReached(t *testing.T) {
 		err, _ := out[len(out)-1].Interface().(error)
 		require.ErrorIs(t, err, setup.ErrRefused, m.Name)
 	}
-	require.Equal(t, 5, setters)
+	require.Equal(t, 6, setters)
 	require.Empty(t, under.reached)
 }
 

@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/fakes"
 )
 
 func TestAHealthyHostPassesEveryLevelAgainstItsBaseline(t *testing.T) {
@@ -18,5 +23,67 @@ func TestAHealthyHostPassesEveryLevelAgainstItsBaseline(t *testing.T) {
 		require.Equal(t, gpu.Pass, r.Verdict, "level %s: %+v", level, r.Checks)
 		require.Greater(t, r.Passed, 50)
 		require.Len(t, r.Devices, 2)
+	}
+}
+
+// installed makes the fake libraries what an installer leaves: links to files
+// with the driver's version in their names.
+func (w *world) installed(version string) {
+	w.t.Helper()
+	for _, name := range []string{fakes.NVML, fakes.CUDA} {
+		link, file := filepath.Join(w.gpus.Lib(), name), strings.TrimSuffix(name, "1")+version
+		require.NoError(w.t, os.Rename(link, filepath.Join(w.gpus.Lib(), file)))
+		require.NoError(w.t, os.Symlink(file, link))
+	}
+}
+
+func TestTheLibrariesAreJudgedWhereTheyWereReadAndAsTheChildrenLoadedThem(t *testing.T) {
+	rows := func(w *world) (out []gpu.Check) {
+		checks, _, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(string) {})
+		require.NoError(t, err)
+		for _, c := range checks {
+			if c.Name == "user-space libraries" {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	// files are those of the host, loaded those that the children get.
+	upgraded := func(files, loaded string) *world {
+		w := newWorld(t)
+		w.installed(loaded)
+		for _, name := range []string{fakes.NVML, fakes.CUDA} {
+			file := strings.TrimSuffix(name, "1") + files
+			require.NoError(t, w.tree.Write("usr/lib64/"+file, ""))
+			require.NoError(t, os.Symlink(file, filepath.Join(w.tree.Root, "usr/lib64", name)))
+		}
+		return w
+	}
+	w := upgraded(fakes.DefaultDriver, fakes.DefaultDriver)
+	said := ""
+	for _, c := range rows(w) {
+		require.True(t, c.OK, "%+v", c)
+		said += c.Found + "\n"
+	}
+	for _, name := range []string{"libnvidia-ml.so", "libcuda.so"} {
+		require.Contains(t, said, "(file "+filepath.Join(w.tree.Root, "usr/lib64", name+".1")+")", "what stands on the host's disk")
+		require.Contains(t, said, "(loaded by the agent: "+filepath.Join(w.gpus.Lib(), name+"."+fakes.DefaultDriver)+")", "what answered")
+	}
+	for what, c := range map[string]struct{ files, loaded, found, hint string }{
+		"the host was upgraded under a container": {fakes.DefaultDriver, "570.1.2", "570.1.2 (loaded by the agent: ", "restart its pod"},
+		"the host's next containers get others":   {"570.1.2", fakes.DefaultDriver, "570.1.2 (file ", "half done"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			failed := 0
+			for _, row := range rows(upgraded(c.files, c.loaded)) {
+				if strings.Contains(row.Found, c.found) {
+					failed++
+					require.Equal(t, gpu.Fatal, row.Severity)
+					require.False(t, row.OK)
+					require.Contains(t, row.Hint, c.hint)
+				}
+			}
+			require.Equal(t, 2, failed)
+		})
 	}
 }

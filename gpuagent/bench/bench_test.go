@@ -24,7 +24,7 @@ import (
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
-	"github.com/refit-run/refit/gpuagent/temporaltest"
+	"github.com/refit-run/refit/tests/temporaltest"
 )
 
 const (

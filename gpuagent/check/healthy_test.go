@@ -60,6 +60,7 @@ func healthySnapshot() nvml.Snapshot {
 func healthy() *Input {
 	booted := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := healthySnapshot()
+	s.Library = "/usr/lib64/libnvidia-ml.so." + driver
 	b := &gpu.Baseline{Node: thisNode, BootID: thisBoot, Driver: driver, Readings: HostReadings(&s)}
 	for i := range s.Devices {
 		b.Devices = append(b.Devices, gpu.Device{UUID: s.Devices[i].UUID.Value, Readings: Readings(&s.Devices[i])})
@@ -100,7 +101,7 @@ func healthy() *Input {
 }
 
 func proof(uuid string) Proof {
-	return Proof{GPU: uuid, Result: cuda.Result{Verdict: cuda.Pass, UUID: uuid, TestedBytes: 64 << 20, Patterns: 3,
+	return Proof{GPU: uuid, Result: cuda.Result{Verdict: cuda.Pass, UUID: uuid, Library: "/usr/lib64/libcuda.so." + driver, TestedBytes: 64 << 20, Patterns: 3,
 		Bandwidth: cuda.Bandwidth{DeviceToDevice: 1300, HostToDevice: 50, DeviceToHost: 50},
 		Limit:     &cuda.LimitResult{Verdict: cuda.Pass, Refused: true, Found: "refused"}}}
 }

@@ -2,6 +2,7 @@ package check
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -68,26 +69,63 @@ func driverVersion(c *cell) {
 	}
 }
 
-// userSpaceLibraries: the libraries in the loader's path are of the loaded
-// module's version.
+// userSpaceLibraries: the driver's libraries are of the loaded module's version,
+// those in the host's files and those that the children of the agent loaded. In
+// a container the two are not the same: the files of the host tell what a new
+// container gets, the loaded ones what this agent's proofs ran on.
 func userSpaceLibraries(c *cell) {
 	module := c.in.Host.Module
 	if module == "" {
 		c.skip("not visible: /sys/module/nvidia/version")
 		return
 	}
+	loaded := c.loadedLibraries()
 	for _, l := range c.in.Host.Libraries {
+		answers := slices.ContainsFunc(loaded, func(file string) bool {
+			return strings.HasPrefix(filepath.Base(file), strings.TrimSuffix(l.Name, "1"))
+		})
 		switch {
+		case l.Path == "" && answers:
+			// As where a container of the GPU Operator has the driver.
+			c.skip("not in the loader's path by the host's files, and loaded by the agent all the same: " + l.Name)
+			continue
 		case l.Path == "":
-			c.fail(gpu.Fatal, l.Name, "not in the loader's path", "install the driver's user-space libraries and run ldconfig")
-		case l.Version == "":
-			c.skip(l.Path + " links to a file without a version")
-		case l.Version != module:
-			c.fail(gpu.Fatal, l.Name+" "+module+", as the kernel module", l.Version, "a driver upgrade is half done: reload the kernel module or reboot the host")
-		default:
-			c.pass("%s %s", l.Name, l.Version)
+			c.fail(gpu.Fatal, l.Name, "not in the loader's path by the host's files", "install the driver's user-space libraries and run ldconfig")
+			continue
+		}
+		c.library(module, l.Version, "file "+l.Path, "a driver upgrade is half done: reload the kernel module or reboot the host")
+	}
+	for _, file := range loaded {
+		c.library(module, host.LibraryVersion(file), "loaded by the agent: "+file,
+			"an agent in a container keeps the libraries that it was started with: restart its pod; one on the host: reload the kernel module or reboot")
+	}
+}
+
+// library judges one file by the version in its name.
+func (c *cell) library(module, version, where, hint string) {
+	switch version {
+	case "":
+		c.skip(where + ": its name carries no version")
+	case module:
+		c.pass("%s (%s)", version, where)
+	default:
+		c.fail(gpu.Fatal, module+", as the kernel module", version+" ("+where+")", hint)
+	}
+}
+
+// loadedLibraries are the files that answered in the children, each once.
+func (c *cell) loadedLibraries() []string {
+	var files []string
+	add := func(file string) {
+		if file != "" && !slices.Contains(files, file) {
+			files = append(files, file)
 		}
 	}
+	add(c.in.NVML.Library)
+	for _, p := range c.in.Proofs {
+		add(p.Library)
+	}
+	return files
 }
 
 func cudaVersion(c *cell) {

@@ -61,12 +61,22 @@ var hostFaults = []fault{
 	{"versions of library and module differ", func(in *Input, _ *nvml.Device) { in.NVML = nvml.Snapshot{Init: nvml.VersionMismatch} }, rowLibrary, gpu.Fatal, "version mismatch", unfit},
 	{"another code of Init", func(in *Input, _ *nvml.Device) { in.NVML = nvml.Snapshot{Init: nvml.Unknown} }, rowLibrary, gpu.Fatal, "UNKNOWN", unfit},
 	{"the child that reads did not answer", func(in *Input, _ *nvml.Device) { in.NVML, in.Trouble = nvml.Snapshot{}, "child ended with status 127" }, rowLibrary, gpu.Fatal, "127", unfit},
-	{"kernel module of another version", func(in *Input, _ *nvml.Device) { in.Host.Module, in.Host.Libraries = "570.1.2", nil }, "driver version", gpu.Fatal, "570.1.2", unfit},
+	{"kernel module of another version", func(in *Input, _ *nvml.Device) {
+		in.Host.Module, in.Host.Libraries = "570.1.2", nil
+		in.NVML.Library, in.Proofs[0].Library, in.Proofs[1].Library = "", "", ""
+	}, "driver version", gpu.Fatal, "570.1.2", unfit},
 	{"the module reports another version", func(in *Input, _ *nvml.Device) { in.Host.Proc = "570.1.2" }, "driver version", gpu.Fatal, "570.1.2", unfit},
 	{"the target was not installed", func(in *Input, _ *nvml.Device) { in.Expect.Driver = "600.0.1" }, "driver version", gpu.Fatal, driver, unfit},
 	{"sysfs hidden", func(in *Input, _ *nvml.Device) { in.Host.Module = "" }, "driver version", "", "not visible", pass},
 	{"user-space library of another version", func(in *Input, _ *nvml.Device) { in.Host.Libraries[0].Version = "570.1.2" }, "user-space libraries", gpu.Fatal, "570.1.2", unfit},
-	{"user-space library absent", func(in *Input, _ *nvml.Device) { in.Host.Libraries[0].Path = "" }, "user-space libraries", gpu.Fatal, "not in the loader's path", unfit},
+	{"user-space library absent", func(in *Input, _ *nvml.Device) {
+		in.Host.Libraries[0].Path, in.Proofs[0].Library, in.Proofs[1].Library = "", "", ""
+	}, "user-space libraries", gpu.Fatal, "not in the loader's path", unfit},
+	{"user-space library in a place of its own", func(in *Input, _ *nvml.Device) { in.Host.Libraries[0].Path = "" }, "user-space libraries", "", "loaded by the agent all the same: libcuda.so.1", pass},
+	{"NVML of another version loaded", func(in *Input, _ *nvml.Device) { in.NVML.Library = "/usr/lib64/libnvidia-ml.so.570.1.2" }, "user-space libraries", gpu.Fatal, "570.1.2 (loaded by the agent: /usr/lib64/libnvidia-ml.so.570.1.2)", unfit},
+	{"libcuda of another version loaded", func(in *Input, _ *nvml.Device) { in.Proofs[1].Library = "/usr/lib64/libcuda.so.570.1.2" }, "user-space libraries", gpu.Fatal, "570.1.2 (loaded by the agent: /usr/lib64/libcuda.so.570.1.2)", unfit},
+	{"libcuda replaced while it was loaded", func(in *Input, _ *nvml.Device) { in.Proofs[0].Library = "/usr/lib64/libcuda.so.570.1.2 (deleted)" }, "user-space libraries", gpu.Fatal, "(deleted)", unfit},
+	{"a library without a version in its name", func(in *Input, _ *nvml.Device) { in.NVML.Library = "/opt/libnvidia-ml.so.1" }, "user-space libraries", "", "/opt/libnvidia-ml.so.1: its name carries no version", pass},
 	{"CUDA too old", func(in *Input, _ *nvml.Device) { in.Expect.CUDA = "13.1" }, "CUDA version", gpu.Fatal, "13.0", unfit},
 	{"CUDA version that is none", func(in *Input, _ *nvml.Device) { in.Expect.CUDA = "new" }, "CUDA version", gpu.Fatal, "no version", unproven},
 	{"a GPU is on the bus and not in NVML", func(in *Input, _ *nvml.Device) {

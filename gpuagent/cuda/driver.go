@@ -3,12 +3,13 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/refit-run/refit/gpuagent/child"
 )
 
 // Types and codes of the driver API, from its published header.
@@ -181,16 +182,9 @@ func cString(p *byte) string {
 // path asked for it must be that file: a preloaded or interposed library would
 // answer in the driver's place.
 func mapped(wanted string) (string, error) {
-	maps, err := os.ReadFile("/proc/self/maps")
+	found, err := child.Mapped("libcuda.so")
 	if err != nil {
-		return "", fmt.Errorf("find the mapped libcuda: %w", err)
-	}
-	var found []string
-	for line := range strings.Lines(string(maps)) {
-		_, path, ok := strings.Cut(strings.TrimSpace(line), "/")
-		if ok && strings.HasPrefix(filepath.Base(path), "libcuda.so") && (len(found) == 0 || found[len(found)-1] != "/"+path) {
-			found = append(found, "/"+path)
-		}
+		return "", err
 	}
 	first := strings.Join(found, ", ")
 	if !filepath.IsAbs(wanted) {

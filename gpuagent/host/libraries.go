@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Library is a user-space driver library as the loader finds it.
+// Library is a user-space driver library as the files of the host have it for
+// their loader. In a container that is not what a child of the agent loads.
 type Library struct {
 	Name string `json:"name"`
 	Path string `json:"path,omitempty"` // empty: not found
@@ -23,8 +24,9 @@ var driverLibraries = []string{"libcuda.so.1", "libnvidia-ml.so.1"}
 var standardDirs = []string{"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu",
 	"/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib", "/usr/lib"}
 
-// libraries finds each by the loader's order: LD_LIBRARY_PATH of this process,
-// the loader's cache, the standard directories.
+// libraries finds each by the loader's order: LD_LIBRARY_PATH, the loader's
+// cache, the standard directories. The variable is this process's, so it speaks
+// for the host only where this process sees the host's own root.
 func (h Host) libraries() []Library {
 	cache := h.loaderCache()
 	var found []Library
@@ -32,7 +34,7 @@ func (h Host) libraries() []Library {
 		l := Library{Name: name}
 		var candidates []string
 		for dir := range strings.SplitSeq(os.Getenv("LD_LIBRARY_PATH"), ":") {
-			if filepath.IsAbs(dir) {
+			if filepath.IsAbs(dir) && h.Root == "/" {
 				candidates = append(candidates, filepath.Join(dir, name))
 			}
 		}
@@ -44,16 +46,24 @@ func (h Host) libraries() []Library {
 		}
 		for _, path := range candidates {
 			if real, err := filepath.EvalSymlinks(path); err == nil {
-				l.Path = path
-				if version, ok := strings.CutPrefix(filepath.Base(real), strings.TrimSuffix(name, "1")); ok && strings.Contains(version, ".") {
-					l.Version = version
-				}
+				l.Path, l.Version = path, LibraryVersion(real)
 				break
 			}
 		}
 		found = append(found, l)
 	}
 	return found
+}
+
+// LibraryVersion is the driver's version in the name of a library's file, like
+// libcuda.so.580.95.05; empty where it carries none.
+func LibraryVersion(file string) string {
+	// The kernel marks a mapped file that has been replaced.
+	name, _, _ := strings.Cut(filepath.Base(file), " ")
+	if _, version, ok := strings.Cut(name, ".so."); ok && strings.Contains(version, ".") {
+		return version
+	}
+	return ""
 }
 
 // The layout of /etc/ld.so.cache in its present format: a header of 48 bytes

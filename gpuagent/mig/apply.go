@@ -34,8 +34,8 @@ type Applier struct {
 	Progress func(step string)
 }
 
-// Preview is what Apply would do now. A GPU that is busy is an error of class
-// Wait, beside the report.
+// Preview is what Apply would do now. What would keep Apply from it is an error
+// beside the report: a GPU that is busy, or whose memory rows are not in order.
 func Preview(ctx context.Context, h Host, entries []Entry, o Options) (setup.Report, error) {
 	plans, err := observe(ctx, h, entries, o)
 	if err != nil {
@@ -60,13 +60,19 @@ func observe(ctx context.Context, h Host, entries []Entry, o Options) ([]GPUPlan
 	return Plan(entries, host, o)
 }
 
+// blocked is why nothing may be done on the host: what waiting does not mend
+// before what it does.
 func blocked(plans []GPUPlan) error {
+	var first *setup.Failure
 	for _, p := range plans {
-		if p.Blocked != nil {
-			return p.Blocked
+		if p.Blocked != nil && (first == nil || first.Class == setup.Wait && p.Blocked.Class != setup.Wait) {
+			first = p.Blocked
 		}
 	}
-	return nil
+	if first == nil {
+		return nil
+	}
+	return first
 }
 
 func action(p GPUPlan, s Step) gpu.Action {
@@ -117,7 +123,7 @@ func (a Applier) gpu(ctx context.Context, p GPUPlan, o Options, r *setup.Report)
 		if err != nil {
 			return setup.Explain(err, fmt.Sprintf("GPU %s: %s", p.GPU.UUID, s.What))
 		}
-		if !out.Already {
+		if !out.Already && !out.Stale {
 			r.Actions = append(r.Actions, action(p, s))
 		}
 		out.GPU.Index = p.GPU.Index
@@ -136,7 +142,13 @@ func (a Applier) gpu(ctx context.Context, p GPUPlan, o Options, r *setup.Report)
 				return nil
 			}
 			reset = true
-			if out.GPU, err = a.reset(ctx, p, r); err != nil {
+			out.GPU, err = a.reset(ctx, p, r)
+			if err != nil && ctx.Err() != nil {
+				// Ended from outside, by an abort or a deadline: that is no proof
+				// against the reset, and the next run tries it again.
+				return setup.Explain(err, "GPU "+p.GPU.UUID)
+			}
+			if err != nil {
 				r.Needs = append(r.Needs, need(p.GPU, true))
 				r.Notes = append(r.Notes, err.Error())
 				return nil

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
@@ -128,77 +127,50 @@ func TestAForeignInstanceGoesOnlyWhenItIsIdle(t *testing.T) {
 	require.Contains(t, done(r), "remove GPU instance 1 (7g.80gb at 0)")
 }
 
-func TestInAPartitionedPoolNoTenantsPartitionIsLostWithTheMode(t *testing.T) {
-	off := entry(false, nil)
-	h := host(t, true, "gpu.0.gi.1", "9:0:4", "gpu.0.ci.1.0", "2:0:3")
-	before, err := os.ReadFile(h.StateFile())
-	require.NoError(t, err)
-	_, err = Applier{Host: nvml.Setters{}}.Apply(t.Context(), off, Options{ModeOnly: true})
-	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
-	after, err := os.ReadFile(h.StateFile())
-	require.NoError(t, err)
-	require.Equal(t, string(before), string(after))
-
-	// A partition that is made in the moment of the change survives the reset.
-	h = host(t, true, "gpu.0.mig.needs.reset", "1")
-	a := Applier{Host: nvml.Setters{}, Progress: func(string) { require.NoError(t, h.Set("gpu.0.gi.1", "9:0:4")) },
-		Reset: func(context.Context, ...string) error { t.Error("the GPU was reset"); return nil }}
-	_, err = a.Apply(t.Context(), off, Options{ModeOnly: true})
-	require.ErrorContains(t, err, "to reset the GPU")
-}
-
-func TestInAPartitionedPoolTheDriverIsAskedForTheModeOnly(t *testing.T) {
-	h := host(t, false)
-	r, err := apply(t, Applier{}, mixed, Options{ModeOnly: true})
-	require.NoError(t, err)
-	require.Equal(t, []string{"switch MIG mode on"}, done(r))
-	require.NoError(t, h.Set("gpu.0.gi.1", "19:0:1", "gpu.0.ci.1.0", "0:0:1"))
-	r, err = apply(t, Applier{}, mixed, Options{ModeOnly: true})
-	require.NoError(t, err)
-	require.Empty(t, r.Actions)
-}
-
-func TestABusyGPUKeepsItsMode(t *testing.T) {
-	h := host(t, false, "gpu.0.processes.compute", "4711:100")
-	_, err := apply(t, Applier{}, mixed, Options{})
-	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
-	mode, err := h.Get("gpu.0.mig.pending")
-	require.NoError(t, err)
-	require.Empty(t, mode, "SetMigMode was not called")
-}
-
-func TestAModeThatWaitsForIdlenessIsAskedForAgain(t *testing.T) {
-	host(t, false, "gpu.0.fail.mig.activation", "19x1")
-	_, err := apply(t, Applier{}, mixed, Options{})
-	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
-	r, err := apply(t, Applier{}, mixed, Options{})
-	require.NoError(t, err)
-	require.Equal(t, "switch MIG mode on", r.Actions[0].What)
-}
-
-func TestAResetIsReportedAndDoneOnlyWhereThePlanAllowsIt(t *testing.T) {
-	h := host(t, false, "gpu.0.mig.needs.reset", "1")
-	r, err := apply(t, Applier{}, mixed, Options{})
-	require.NoError(t, err)
-	require.Len(t, r.Needs, 1)
-	require.Equal(t, gpu.NeedsReset, r.Needs[0].Kind)
-	require.Len(t, r.Actions, 1, "the mode is pending, no instance was made")
-
-	// A reset that does not help ends in a need for a reboot, not in a loop.
-	r, err = apply(t, Applier{Reset: func(context.Context, ...string) error { return errors.New("GPU is in use") }}, mixed, Options{})
-	require.NoError(t, err)
-	require.Equal(t, gpu.NeedsReboot, r.Needs[0].Kind)
-
-	resets := 0
-	r, err = apply(t, Applier{Reset: func(_ context.Context, pci ...string) error {
-		resets++
-		require.Len(t, pci, 1)
-		return h.ResetGPU(0)
-	}}, mixed, Options{})
-	require.NoError(t, err)
-	require.Equal(t, 1, resets)
-	require.Empty(t, r.Needs)
-	require.Len(t, r.Devices, 4)
+// Once there are instances the driver hides row remapping: plan and apply
+// refuse before, in the same words.
+func TestBadRowsAreRefusedByPlanAndApplyAlike(t *testing.T) {
+	for key, says := range map[string]string{"gpu.0.remap.failed": "return the card", "gpu.0.remap.pending": "waits for a reset"} {
+		for name, on := range map[string]bool{"the mode is off": false, "the mode is on, nothing made": true} {
+			t.Run(key+", "+name, func(t *testing.T) {
+				// Clients block too, but waiting for them mends no row.
+				h := host(t, on, key, "1", "gpu.0.processes.compute", "4711:100")
+				before, err := os.ReadFile(h.StateFile())
+				require.NoError(t, err)
+				planned, err := Preview(t.Context(), nvml.Setters{}, entry(true, mixed), Options{})
+				require.Equal(t, setup.Stop, setup.ClassOf(err), "%v", err)
+				require.ErrorContains(t, err, "memory rows in order before MIG instances hide them")
+				require.ErrorContains(t, err, says)
+				require.NotEmpty(t, planned.Actions, "the plan is told all the same")
+				r, refused := apply(t, Applier{}, mixed, Options{})
+				require.EqualError(t, refused, err.Error())
+				require.Empty(t, r.Actions)
+				after, err := os.ReadFile(h.StateFile())
+				require.NoError(t, err)
+				require.Equal(t, string(before), string(after))
+			})
+		}
+	}
+	t.Run("the command", func(t *testing.T) {
+		host(t, false, "gpu.0.remap.failed", "1")
+		file := filepath.Join(t.TempDir(), "layout.yaml")
+		require.NoError(t, os.WriteFile(file, []byte("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}\n"), 0o600))
+		out, code := run(t, true, "-f", file)
+		require.Equal(t, setup.ExitError, code)
+		require.Contains(t, out, "switch MIG mode on")
+		require.Contains(t, out, "return the card")
+	})
+	t.Run("what waiting does not mend is told before what it does", func(t *testing.T) {
+		host(t, false, "gpus", "2", "gpu.0.processes.compute", "4711:100", "gpu.1.remap.failed", "1")
+		_, err := apply(t, Applier{}, mixed, Options{})
+		require.ErrorContains(t, err, "return the card")
+	})
+	t.Run("a GPU of which no instance is made keeps its rows to itself", func(t *testing.T) {
+		host(t, false, "gpu.0.remap.failed", "1")
+		r, err := Applier{Host: nvml.Setters{}}.Apply(t.Context(), entry(false, nil), Options{})
+		require.NoError(t, err)
+		require.Empty(t, r.Actions)
+	})
 }
 
 func TestAfterARebootTheLayoutIsMadeAgain(t *testing.T) {

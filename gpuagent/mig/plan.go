@@ -57,6 +57,14 @@ func Plan(entries []Entry, host nvml.MIGHost, o Options) ([]GPUPlan, error) {
 }
 
 func planGPU(g nvml.MIGGPU, w wanted, o Options) (GPUPlan, error) {
+	p, err := stepsOf(g, w, o)
+	if err == nil {
+		p.judgeRows()
+	}
+	return p, err
+}
+
+func stepsOf(g nvml.MIGGPU, w wanted, o Options) (GPUPlan, error) {
 	p := GPUPlan{GPU: g, want: w}
 	if !g.Supported {
 		if w.enabled {
@@ -95,9 +103,23 @@ func (p *GPUPlan) mode(enable bool) {
 	if g.Current == enable {
 		what += " again: it is so, but the other is pending"
 	}
-	p.Steps = append(p.Steps, Step{Act: nvml.MIGAct{UUID: g.UUID, Kind: nvml.MIGSetMode, Enable: enable}, What: what})
+	p.Steps = append(p.Steps, Step{Act: nvml.MIGAct{UUID: g.UUID, Kind: nvml.MIGSetMode, Enable: enable, Lost: g.Instances}, What: what})
 	if g.Current != enable && g.Processes > 0 {
 		p.block(clients(g.Processes))
+	}
+}
+
+// judgeRows blocks a GPU whose memory rows are not in order before MIG
+// instances are made on it, by us or, in mode only, by whoever owns the
+// partitions: from then on the driver no longer tells, and no validation would
+// see it. It comes before every other reason: waiting does not mend it.
+func (p *GPUPlan) judgeRows() {
+	makes := slices.ContainsFunc(p.Steps, func(s Step) bool {
+		return s.Act.Kind == nvml.MIGCreateGPU || s.Act.Kind == nvml.MIGSetMode && s.Act.Enable
+	})
+	if bad := p.GPU.BadRows(); bad != "" && makes {
+		p.Blocked = &setup.Failure{Class: setup.Stop, Object: "GPU " + p.GPU.UUID, Expected: "memory rows in order before MIG instances hide them", Found: bad,
+			Why: "the driver does not tell the state of row remapping while MIG instances exist", Next: "drain the host and reset the GPU, or reboot it; return the card if it stays"}
 	}
 }
 

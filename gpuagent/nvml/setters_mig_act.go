@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"fmt"
+	"slices"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -52,6 +53,9 @@ func setMode(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
 	if before.Current == a.Enable && before.Pending == a.Enable {
 		return MIGOutcome{Already: true}, nil
 	}
+	if !a.Enable && slices.ContainsFunc(before.Instances, func(i MIGInstance) bool { return find(a.Lost, i) == nil }) {
+		return MIGOutcome{Stale: true}, nil
+	}
 	if before.Current != a.Enable && before.Processes > 0 {
 		return MIGOutcome{}, failed(gonvml.ERROR_IN_USE, "change the MIG mode of %s, which has %d clients", a.UUID, before.Processes)
 	}
@@ -96,8 +100,8 @@ func createGPU(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
 }
 
 // find is the instance named, nil when it is gone or another one has its id.
-func find(before MIGGPU, want MIGInstance) *MIGInstance {
-	for _, i := range before.Instances {
+func find(among []MIGInstance, want MIGInstance) *MIGInstance {
+	for _, i := range among {
 		if i.ID == want.ID && i.ProfileID == want.ProfileID && i.Placement == want.Placement {
 			return &i
 		}
@@ -106,7 +110,7 @@ func find(before MIGGPU, want MIGInstance) *MIGInstance {
 }
 
 func createCompute(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
-	i := find(before, a.Instance)
+	i := find(before.Instances, a.Instance)
 	if i == nil {
 		return MIGOutcome{}, failed(gonvml.ERROR_NOT_FOUND, "GPU instance %d of %s", a.Instance.ID, a.UUID)
 	}
@@ -138,7 +142,7 @@ func createCompute(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error)
 }
 
 func destroy(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
-	i := find(before, a.Instance)
+	i := find(before.Instances, a.Instance)
 	if i == nil {
 		return MIGOutcome{Already: true}, nil
 	}

@@ -70,8 +70,10 @@ func (r Reading[T]) Absent() bool {
 
 // Snapshot is the driver's whole answer.
 type Snapshot struct {
-	Init   Code            `json:"init"`
-	Driver Reading[string] `json:"driver"`
+	Init Code `json:"init"`
+	// Library is the file that answered, as the loader of the child found it.
+	Library string          `json:"library,omitempty"`
+	Driver  Reading[string] `json:"driver"`
 	// CUDA is 1000*major + 10*minor.
 	CUDA  Reading[int] `json:"cuda"`
 	Count Reading[int] `json:"count"`

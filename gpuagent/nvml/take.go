@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -28,7 +29,7 @@ func Take(ctx context.Context, timeout time.Duration) (Snapshot, error) {
 // take runs in the child.
 func take() Snapshot {
 	lib, code := open()
-	s := Snapshot{Init: code}
+	s := Snapshot{Init: code, Library: mapped()}
 	if code != Success {
 		return s
 	}
@@ -67,6 +68,13 @@ func take() Snapshot {
 		}
 	}
 	return s
+}
+
+// mapped is the file that stands for NVML in this process; empty when none does.
+func mapped() string {
+	// Whoever cannot tell has no answer to the one row that asks.
+	found, _ := child.Mapped("libnvidia-ml.so")
+	return strings.Join(found, ", ")
 }
 
 func gpuScope(i int) string { return fmt.Sprintf("GPU %d", i) }

@@ -130,10 +130,15 @@ func (a Applier) Apply(ctx context.Context, entries []Entry, o Options) (setup.R
 		if a.Progress != nil {
 			a.Progress(p.GPU.PCI + ": " + s.What)
 		}
-		if err := a.act(ctx, p, s); err != nil {
+		err = a.act(ctx, p, s)
+		// Another has changed the function since it was read: plan again.
+		stale := errors.Is(err, syscall.ESTALE)
+		if err != nil && !stale {
 			return r, err
 		}
-		r.Actions = append(r.Actions, action(p, s))
+		if !stale {
+			r.Actions = append(r.Actions, action(p, s))
+		}
 		if s.Act.Kind != Create && s.Act.Kind != Release {
 			if told, err = a.ask(ctx); err != nil {
 				return r, err
@@ -142,7 +147,7 @@ func (a Applier) Apply(ctx context.Context, entries []Entry, o Options) (setup.R
 		if h, err = a.read(ctx, told); err != nil {
 			return r, err
 		}
-		if err := prove(h, p, s); err != nil {
+		if err := prove(h, p, s); err != nil && !stale {
 			return r, err
 		}
 	}
@@ -180,7 +185,7 @@ func (a Applier) act(ctx context.Context, p GPUPlan, s Step) error {
 				err = nil
 			}
 		} else {
-			err = a.Writer.Write(ctx, vendorFile(act.Slot), "0")
+			err = a.Writer.SetVF(ctx, act.Slot, freeVF, act.Was)
 		}
 	case Create:
 		if mdev {
@@ -189,7 +194,7 @@ func (a Applier) act(ctx context.Context, p GPUPlan, s Step) error {
 				err = nil
 			}
 		} else {
-			err = a.Writer.Write(ctx, vendorFile(act.Slot), act.Type.ID)
+			err = a.Writer.SetVF(ctx, act.Slot, act.Type.ID, act.Was)
 		}
 	}
 	if err != nil {

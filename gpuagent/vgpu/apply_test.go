@@ -213,6 +213,13 @@ func (w twice) Write(ctx context.Context, path, value string) error {
 	return w.kernel.Write(ctx, path, value)
 }
 
+func (w twice) SetVF(ctx context.Context, vf, value, was string) error {
+	if err := w.kernel.SetVF(ctx, vf, value, was); err != nil {
+		return err
+	}
+	return w.kernel.SetVF(ctx, vf, value, was)
+}
+
 func TestAnAgentKilledAtAnyStepIsFinishedByTheNextRun(t *testing.T) {
 	for _, framework := range []string{Vendor, MDev} {
 		t.Run(framework, func(t *testing.T) {

@@ -36,11 +36,13 @@ const (
 
 // Act is one change. Later marks one that is known to come but not yet where.
 type Act struct {
-	Kind      string
-	GPU       string
-	Slot      string
-	Type      Type
-	Device    string
+	Kind   string
+	GPU    string
+	Slot   string
+	Type   Type
+	Device string
+	// Was is what the virtual function holds until then.
+	Was       string
 	Enable    bool
 	Scheduler string
 	Later     bool

@@ -26,7 +26,11 @@ const (
 const (
 	readChild  = "vgpu.read"
 	writeChild = "vgpu.write"
+	vfChild    = "vgpu.setVF"
 )
+
+// freeVF is what a virtual function holds that is no virtual GPU.
+const freeVF = "0"
 
 func init() {
 	child.Register(readChild, func(_ context.Context, r json.RawMessage) (any, error) {
@@ -42,13 +46,24 @@ func init() {
 			return nil, err
 		}
 		child.Stage("the write of %q to %s", in.Value, in.Path)
-		var errno syscall.Errno
-		err := write(filepath.Join(in.Root, in.Path), in.Value)
-		if errors.As(err, &errno) {
-			return errno, nil
-		}
-		return errno, err
+		return answer(write(filepath.Join(in.Root, in.Path), in.Value))
 	})
+	child.Register(vfChild, func(_ context.Context, r json.RawMessage) (any, error) {
+		var in vfRequest
+		if err := json.Unmarshal(r, &in); err != nil {
+			return nil, err
+		}
+		return answer(setVF(in))
+	})
+}
+
+// answer makes the kernel's own answer data.
+func answer(err error) (syscall.Errno, error) {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno, nil
+	}
+	return 0, err
 }
 
 type readRequest struct {
@@ -57,6 +72,8 @@ type readRequest struct {
 }
 
 type writeRequest struct{ Root, Path, Value string }
+
+type vfRequest struct{ Root, VF, Value, Was string }
 
 // Read observes the tree under root; told is what NVML said.
 func Read(ctx context.Context, root string, told nvml.VGPUHost) (Host, error) {
@@ -69,11 +86,15 @@ func readWithin(ctx context.Context, limit time.Duration, root string, told nvml
 	return h, err
 }
 
-// writeWithin gives the kernel's own answer back, so that a caller can tell
-// EBUSY from EEXIST.
 func writeWithin(ctx context.Context, limit time.Duration, root, path, value string) error {
+	return writing(ctx, limit, writeChild, path, writeRequest{root, path, value})
+}
+
+// writing gives the kernel's own answer back, so that a caller can tell EBUSY
+// from EEXIST.
+func writing(ctx context.Context, limit time.Duration, name, path string, request any) error {
 	var errno syscall.Errno
-	err := child.Run(ctx, child.Spec{Name: writeChild, Request: writeRequest{root, path, value}, Timeout: limit, Reply: &errno})
+	err := child.Run(ctx, child.Spec{Name: name, Request: request, Timeout: limit, Reply: &errno})
 	if err != nil {
 		return err
 	}
@@ -81,6 +102,33 @@ func writeWithin(ctx context.Context, limit time.Duration, root, path, value str
 		return &os.PathError{Op: "write", Path: path, Err: errno}
 	}
 	return nil
+}
+
+// setVF runs in the child.
+func setVF(in vfRequest) error {
+	t := tree{root: in.Root}
+	path := t.path(vendorFile(in.VF))
+	is, err := line(path)
+	switch {
+	case err != nil:
+		return err
+	case is == in.Value:
+		return nil // an earlier try, whose reply was lost
+	case is != in.Was:
+		return syscall.ESTALE
+	}
+	if in.Value == freeVF {
+		child.Stage("the scan of %s", t.path("proc"))
+		blind := t.scan()
+		switch {
+		case t.inUse(t.path(pciDevices, in.VF)):
+			return syscall.EBUSY
+		case blind:
+			return syscall.EACCES // it may be in use
+		}
+	}
+	child.Stage("the write of %q to %s", in.Value, vendorFile(in.VF))
+	return write(path, in.Value)
 }
 
 // write opens without creating: a file that is not there is an answer.

@@ -60,6 +60,8 @@ type Type struct {
 // the device.
 type Device struct {
 	UUID, Type string
+	// Number is what the virtual function of the vendor's VFIO driver holds.
+	Number string
 	// Open: a process, most likely a virtual machine, has it open.
 	Open bool
 }
@@ -213,7 +215,7 @@ func (t *tree) vendor(s *Slot, names map[uint32]string) error {
 	} else if at := slices.IndexFunc(s.Types, func(t Type) bool { return t.ID == current }); at >= 0 {
 		name = s.Types[at].Name
 	}
-	s.Devices = []Device{{Type: name, Open: t.inUse(dir)}}
+	s.Devices = []Device{{Type: name, Number: current, Open: t.inUse(dir)}}
 	return nil
 }
 

@@ -42,7 +42,7 @@ func (p *GPUPlan) types(h Host, o Options) error {
 			p.Blocked.Class = setup.Stop
 		}
 		freed++
-		p.add(Act{Kind: Release, Slot: d.slot, Device: d.device.UUID}, "release %s", d.name())
+		p.add(Act{Kind: Release, Slot: d.slot, Device: d.device.UUID, Was: d.device.Number}, "release %s", d.name())
 	}
 	return p.create(missing, freed, h, o)
 }
@@ -105,7 +105,7 @@ func (p *GPUPlan) create(missing map[string]int, freed int, h Host, o Options) e
 				continue
 			}
 			used[s.PCI]++
-			a := Act{Kind: Create, Slot: s.PCI, Type: t}
+			a := Act{Kind: Create, Slot: s.PCI, Type: t, Was: freeVF}
 			if p.GPU.Framework == MDev {
 				k := 0
 				for taken[ID(o.Node, p.GPU.PCI, name, k)] {

@@ -193,6 +193,17 @@ func (k *kernel) Write(_ context.Context, path, value string) error {
 	return syscall.EINVAL
 }
 
+// SetVF is a write to sysfs with the look before it.
+func (k *kernel) SetVF(ctx context.Context, vf, value, was string) error {
+	switch k.holds(vf) {
+	case value:
+		return nil
+	case was:
+		return k.Write(ctx, vendorFile(vf), value)
+	}
+	return syscall.ESTALE
+}
+
 func (k *kernel) create(pci, id string, typ int) error {
 	if _, err := uuid.Parse(id); err != nil {
 		return syscall.EINVAL

@@ -19,6 +19,11 @@ import (
 type Writer interface {
 	// Write writes value to the file at path below the root.
 	Write(ctx context.Context, path, value string) error
+	// SetVF writes the type of a virtual function of the vendor's VFIO driver.
+	// Right before, in one go with the write, it looks whether the function
+	// still holds was (ESTALE) and, to release it, whether nobody has it open
+	// (EBUSY): a machine may have been started since the plan.
+	SetVF(ctx context.Context, vf, value, was string) error
 	// EnableVFs switches all virtual functions of a GPU on.
 	EnableVFs(ctx context.Context, pci string) error
 }
@@ -29,6 +34,11 @@ type Sysfs struct{ Root string }
 // Write leaves a child that the driver holds behind, and names the file.
 func (s Sysfs) Write(ctx context.Context, path, value string) error {
 	return writeWithin(ctx, writeLimit, s.Root, path, value)
+}
+
+// SetVF leaves a child that the driver holds behind, and names the file.
+func (s Sysfs) SetVF(ctx context.Context, vf, value, was string) error {
+	return writing(ctx, writeLimit, vfChild, vendorFile(vf), vfRequest{s.Root, vf, value, was})
 }
 
 // manage is the vGPU manager's own tool: a direct write of sriov_numvfs is
@@ -60,6 +70,11 @@ func (ReadOnly) ActVGPU(_ context.Context, a nvml.VGPUAct) (nvml.VGPUGPU, error)
 // Write refuses.
 func (ReadOnly) Write(_ context.Context, path, value string) error {
 	return fmt.Errorf("%w: write %q to %s: this run only reads", setup.ErrRefused, value, path)
+}
+
+// SetVF refuses.
+func (ReadOnly) SetVF(_ context.Context, vf, value, _ string) error {
+	return fmt.Errorf("%w: write %q to %s: this run only reads", setup.ErrRefused, value, vendorFile(vf))
 }
 
 // EnableVFs refuses.

@@ -5,9 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -16,13 +14,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/sdk/client"
-	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/starter/cli"
 	"github.com/refit-run/refit/starter/planfile"
 	"github.com/refit-run/refit/tests/freeport"
+	"github.com/refit-run/refit/tests/temporaltest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -46,8 +44,8 @@ func TestMain(m *testing.M) {
 		os.Exit(actAsWorker())
 	}
 	stop := func() {}
-	if world.temporal = temporalBinary(); world.temporal == "" {
-		world.missing = "no Temporal CLI: make it with `make build`, or name it in REFIT_TEST_TEMPORAL"
+	if world.temporal = temporaltest.Binary(); world.temporal == "" {
+		world.missing = temporaltest.Missing
 		fmt.Println("skipped: tests against a server:", world.missing)
 	} else {
 		stop = startWorld()
@@ -57,54 +55,19 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func temporalBinary() string {
-	candidates := []string{os.Getenv("REFIT_TEST_TEMPORAL"), filepath.Join("..", "..", "bin", "temporal")}
-	for _, c := range candidates {
-		if path, err := filepath.Abs(c); c != "" && err == nil {
-			if _, err := os.Stat(path); err == nil {
-				return path
-			}
-		}
-	}
-	return ""
-}
-
 func startWorld() (stop func()) {
-	ports := freePorts(2)
-	port, ui := ports[0], ports[1]
-	world.address = "127.0.0.1:" + port
-	server := exec.Command(world.temporal, "server", "start-dev", "--headless", "--ip", "127.0.0.1",
-		"--port", port, "--http-port", ui, "--log-level", "never")
-	server.Stderr = os.Stderr
-	if err := server.Start(); err != nil {
+	server, err := temporaltest.Serve(world.temporal)
+	if err != nil {
 		panic(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	quiet := log.NewStructuredLogger(slog.New(slog.DiscardHandler))
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		c, err := client.DialContext(ctx, client.Options{HostPort: world.address, Logger: quiet})
-		if err == nil {
-			world.client = c
-			break
-		}
-		select {
-		case <-ctx.Done():
-			panic(fmt.Sprintf("dev server at %s: %v", world.address, err))
-		case <-tick.C:
-		}
-	}
+	world.address, world.client = server.Address, server.Client
 	w := toyWorker(world.client)
 	if err := w.Start(); err != nil {
 		panic(err)
 	}
 	return func() {
 		w.Stop()
-		world.client.Close()
-		_ = server.Process.Signal(os.Interrupt)
-		_ = server.Wait()
+		server.Stop()
 	}
 }
 

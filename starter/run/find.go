@@ -35,6 +35,8 @@ func (r Run) Open() bool { return r.State == "open" }
 var Kinds = []string{
 	protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.GPUNode,
 	protocol.NATSDrain, protocol.NATSReplicas, protocol.NATSRoll,
+	protocol.CassandraBackup, protocol.CassandraExpand, protocol.CassandraReplication, protocol.CassandraLedger,
+	protocol.OpenBaoSnapshot, protocol.OpenBaoReplace,
 }
 
 // List returns runs, newest first; with all=false only open ones. Runs that

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	lines "github.com/refit-run/refit/tests/bench/figure"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -84,26 +85,7 @@ type figure struct {
 	goal  float64
 }
 
-func (f figure) met() bool {
-	switch f.op {
-	case "<":
-		return f.value < f.goal
-	case "<=":
-		return f.value <= f.goal
-	}
-	return true
-}
-
-func (f figure) String() string {
-	goal, verdict := "none", "ok"
-	if f.op != "" {
-		goal = f.op + " " + strconv.FormatFloat(f.goal, 'f', -1, 64)
-	}
-	if !f.met() {
-		verdict = "miss"
-	}
-	return fmt.Sprintf("bench: %s %.2f %s (goal %s) %s", f.name, f.value, f.unit, goal, verdict)
-}
+func (f figure) String() string { return lines.Line(f.name, f.value, f.unit, f.op, f.goal) }
 
 // logf tells at once how far it is: a run takes minutes.
 func logf(b *testing.B, format string, args ...any) {

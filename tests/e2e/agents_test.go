@@ -1,15 +1,16 @@
 package e2e
 
 import (
-	"slices"
+	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/api/history/v1"
 	"go.temporal.io/sdk/converter"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
@@ -22,20 +23,16 @@ import (
 // table of checks.
 func TestUpgradeWithRealAgents(t *testing.T) {
 	t.Parallel()
-	// A new pod takes its time, so that the fault comes before the validation.
-	w := up(t, "--agents", "real", "--gpus", "2", "--ready-after", "3s")
+	w := up(t, "--agents", "real", "--gpus", "2")
 	out, code := w.run("refit-sandbox", "status", "--name", w.name)
 	require.Zero(t, code, out)
 	require.Contains(t, out, "4 real")
 	node := w.nodesOf("shared")[0]
-	before := w.hypervisors()[node]
-	require.Len(t, before, 1)
-
+	w.fault("hypervisor-never-ready", node) // until the GPU is broken
 	run := w.start(quickPlan...)
-	w.until(run, "the canary's new pod", 2*time.Minute, func(protocol.Status) bool {
-		return !slices.Equal(w.hypervisors()[node], before)
-	})
+	w.midHost(run, node)
 	w.fault("gpu-fails", node)
+	w.letReady(node)
 	s := w.untilParked(run)
 	assert.Equal(t, "rollout.hypervisor.shared.canary", s.WaitingFor.Stage)
 	assert.Contains(t, findings(s), node)
@@ -62,6 +59,18 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 		}
 	}
 	assert.Len(t, proven, 4, "every host has verdict pass")
+}
+
+// letReady ends fault hypervisor-never-ready for the pod that is there: clear
+// would repair the host as well.
+func (w *world) letReady(node string) {
+	w.t.Helper()
+	ctx, pods := context.Background(), w.kube.CoreV1().Pods("tensor-fusion-sys")
+	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "tensor-fusion.ai/component=hypervisor", FieldSelector: "spec.nodeName=" + node})
+	require.NoError(w.t, err)
+	require.Len(w.t, list.Items, 1)
+	_, err = pods.Patch(ctx, list.Items[0].Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"refit.sandbox/hold":null}}}`), metav1.PatchOptions{})
+	require.NoError(w.t, err)
 }
 
 // validations are the answers of the agents that the run's histories hold.

@@ -52,7 +52,7 @@ rollouts:
     workers: {acknowledgeLostSessions: true, batchPercentage: 50}
   - component: client
     pools: [shared]
-    clients: {perOwner: 1, limit: 3s, leave: [Deployment/apps/kept]}
+    clients: {perOwner: 1, limit: 8s, leave: [Deployment/apps/kept]}
 
 # After every pod`},
 	} {

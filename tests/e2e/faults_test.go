@@ -2,13 +2,16 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/refit-run/refit/workflows/protocol"
 )
@@ -62,7 +65,7 @@ func TestFaults(t *testing.T) {
 	t.Run("a node that never gets Ready is over the budget and parks, and goes on after its repair", func(t *testing.T) {
 		o.reset()
 		w.fault("hypervisor-never-ready", nodes[1])
-		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=15s", "rollouts[0].strategy.budget={}")...)
+		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=30s", "rollouts[0].strategy.budget={}")...)
 
 		w.untilGate(run)
 		t.Run("auto update switched on by someone is put back and reported", func(t *testing.T) {
@@ -86,9 +89,40 @@ func TestFaults(t *testing.T) {
 			w.fault("gpu-repaired", canary)
 			w.answer(protocol.Retry, run)
 		})
+		t.Run("a Node that never gets Ready is not touched, parks, and its repair goes on", func(t *testing.T) {
+			node := w.nodesOf("training")[1]
+			const gate = "rollout.hypervisor.training.canary"
+			w.until(run, "the gate after the canary of training", 3*time.Minute, func(s protocol.Status) bool {
+				return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitApproval && s.WaitingFor.Stage == gate
+			})
+			w.fault("node-never-ready", node)
+			w.untilNode(node, corev1.ConditionFalse)
+			before := o.deletions()
+			w.answer(protocol.Approve, run, "--stage", gate)
+			s := w.parkedOn(run, node)
+			assert.Contains(t, findings(s), "not Ready")
+			assert.Contains(t, s.WaitingFor.Found, "its budget is 0")
+			assert.Equal(t, before, o.deletions(), "its hypervisor still serves what runs there")
+			w.fault("clear")
+			w.untilNode(node, corev1.ConditionTrue)
+			w.answer(protocol.Retry, run)
+		})
 		r := w.approveAll(run)
 		assert.Equal(t, protocol.OutcomeDone, r.Outcome)
 	})
+}
+
+// untilNode waits until the Node's Ready condition is that.
+func (w *world) untilNode(name string, want corev1.ConditionStatus) {
+	w.t.Helper()
+	err := wait.PollUntilContextTimeout(context.Background(), 200*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		n, err := w.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady && c.Status == want }), nil
+	})
+	require.NoError(w.t, err, "Node/%s does not become Ready=%s", name, want)
 }
 
 // parkedOn waits until the run parks because of that node.

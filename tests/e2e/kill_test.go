@@ -7,34 +7,24 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	enums "go.temporal.io/api/enums/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
 // A host of this test takes readyAfter from delete to Ready; the worker dies
-// within the first inHost of it, and the loop looks at least once a look.
+// within the first inHost of it.
 const (
-	readyAfter = 6 * time.Second
+	readyAfter = 8 * time.Second
 	inHost     = 4 * time.Second
-	look       = 250 * time.Millisecond
+	// killsRun is the run's name, known before it begins.
+	killsRun = "kills"
 )
-
-// beginsWith are the activities with which short stages begin. The server knows
-// the pending one without a worker: a query finds nobody while the worker
-// starts, and a stage of half a second is over when it is answered.
-var beginsWith = map[string]string{
-	"lease.Acquire": "lock", "tensorfusion.Preflight": "preflight", "tensorfusion.Diff": "plan", "tensorfusion.Hold": "hold",
-	"tensorfusion.Backup": "backup", "tensorfusion.ApplyCRDs": "crds", "tensorfusion.UpgradeRelease": "helm",
-	"tensorfusion.SetPolicy": "policy", "tensorfusion.Verify": "verify", "tensorfusion.WriteReceipt": "receipt", "lease.Release": "unlock",
-}
 
 // TestKills kills the worker with -9 at every stage boundary and at five seeded
 // points inside a host. The run must end as an undisturbed one: same receipt,
@@ -59,44 +49,41 @@ func TestKills(t *testing.T) {
 		slices.Sort(points[node])
 	}
 
-	run := w.start(append(quickPlan, "rollouts[0].strategy.gates=none")...)
-	stages := map[string]bool{}
+	b := w.hold(killsRun)
 	kill := func(where string) {
 		t.Logf("kill -9 %s", where)
 		w.killWorker()
-		w.startWorker()
+		w.startWorker("TEMPORAL_ADDRESS=" + b.address)
 	}
-	at := func(stage string) {
-		if stage != "" && !stages[stage] {
-			stages[stage] = true
-			kill("at the beginning of stage " + stage)
+	kill("before the run, to go through the boundaries")
+	out, code := w.refit("start", "-f", "examples/tensorfusion-upgrade.yaml", "--id", killsRun,
+		"--set", quickPlan[0], "--set", "rollouts[0].strategy.gates=none")
+	require.Zero(t, code, out)
+	stages := map[string]bool{}
+	for looked := time.Now(); ; {
+		if time.Since(looked) > time.Second {
+			if !w.open(killsRun) {
+				break
+			}
+			looked = time.Now()
 		}
-	}
-	var last protocol.Status
-	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 10*time.Minute, true, func(context.Context) (bool, error) {
+		select {
+		case stage := <-b.reached:
+			if !stages[stage] {
+				stages[stage] = true
+				kill("at the beginning of stage " + stage)
+			}
+			b.passed <- struct{}{}
+		case <-time.After(20 * time.Millisecond):
+		}
 		for node, away := range o.awayNow() {
 			if due := points[node]; len(due) > 0 && away >= due[0] {
 				points[node] = due[1:]
 				kill(fmt.Sprintf("%s into host %s", away.Round(time.Millisecond), node))
 			}
 		}
-		at(w.pendingStage(run))
-		s, err := w.statusWithin(run, look)
-		if err != nil {
-			return false, nil
-		}
-		last = s
-		if s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked {
-			return false, assert.AnError
-		}
-		if s.Phase == protocol.PhaseDone || s.Phase == protocol.PhaseAborted {
-			return true, nil
-		}
-		at(s.Stage)
-		return false, nil
-	})
-	require.NoError(t, err, "last status: %+v", last)
-	undisturbed(t, w.receipt(run))
+	}
+	undisturbed(t, w.receipt(killsRun))
 	assert.Equal(t, 4, o.deletions(), "every node exactly once, however often the worker died")
 	assert.Empty(t, o.violations(1, 2))
 	for node, left := range points {
@@ -105,46 +92,22 @@ func TestKills(t *testing.T) {
 	for _, stage := range upgradeStages {
 		assert.True(t, stages[stage], "no kill at the beginning of stage %s", stage)
 	}
-	w.replay(run)
+	w.replay(killsRun)
 }
 
-// pendingStage is the stage whose first activity waits or runs now, "" when
-// none does.
-func (w *world) pendingStage(run string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), look)
+// open reports whether the run is still at work. It ends the test when it
+// parks, or is not done in time.
+func (w *world) open(run string) bool {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	d, err := w.temporal.DescribeWorkflowExecution(ctx, run, "")
-	if err != nil {
-		return ""
-	}
-	if len(d.PendingActivities) > 0 {
-		return beginsWith[d.PendingActivities[0].ActivityType.GetName()]
-	}
-	for _, child := range d.PendingChildren {
-		if w.atItsFirstActivity(ctx, child.WorkflowId) {
-			return strings.TrimPrefix(child.WorkflowId, run+".") + ".plan"
-		}
-	}
-	return ""
-}
-
-// atItsFirstActivity: a rollout begins by observing its pool, for its plan.
-func (w *world) atItsFirstActivity(ctx context.Context, run string) bool {
-	d, err := w.temporal.DescribeWorkflowExecution(ctx, run, "")
-	if err != nil || len(d.PendingActivities) == 0 {
-		return false
-	}
-	scheduled := 0
-	for events := w.temporal.GetWorkflowHistory(ctx, run, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT); events.HasNext(); {
-		e, err := events.Next()
-		if err != nil {
-			return false
-		}
-		if e.EventType == enums.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED {
-			scheduled++
-		}
-	}
-	return scheduled == 1
+	require.NoError(w.t, err)
+	info := d.WorkflowExecutionInfo
+	phase := info.GetSearchAttributes().GetIndexedFields()[protocol.AttrPhase].GetData()
+	require.NotContains(w.t, string(phase), string(protocol.PhaseParked), "the run must not park")
+	require.Less(w.t, time.Since(info.GetStartTime().AsTime()), 10*time.Minute, "the run must end")
+	return info.GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_RUNNING
 }
 
 // upgradeStages are those of the example plan, in order.

@@ -30,7 +30,7 @@ func TestRecovery(t *testing.T) {
 	w.fault("hypervisor-never-ready", shared[0]) // holds the run in the middle of the canary
 
 	run := w.start("rollouts[0].strategy.soakCanary=6s", "rollouts[0].strategy.hostTimeout=5m")
-	w.fault("helm-kill", "3m")
+	w.fault("helm-kill", "10m")
 	w.midHost(run, shared[0])
 	t.Run("Helm killed in the middle: the release is deployed by the next try", func(t *testing.T) {
 		revisions := w.revisions()
@@ -111,7 +111,8 @@ func TestRecovery(t *testing.T) {
 			}
 			return soaking
 		})
-		w.answer(protocol.Pause, run)
+		// A signal is there at once; a process that answers could come too late.
+		require.NoError(t, w.temporal.SignalWorkflow(context.Background(), run, "", protocol.Pause, protocol.Answer{By: "ann"}))
 		s := w.until(run, "the pause", time.Minute, func(s protocol.Status) bool {
 			require.False(t, s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitApproval, "the gate came in spite of the pause")
 			return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitPaused
@@ -210,24 +211,30 @@ func (w *world) killTemporal() {
 }
 
 // restarts counts how often the sandbox had to start a component again.
-func (w *world) restarts(component string) int {
+func (w *world) restarts(component string) int { return w.component(component).Restarts }
+
+// component is a process of the sandbox.
+type component struct {
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	Restarts int    `json:"restarts"`
+}
+
+func (w *world) component(name string) component {
 	w.t.Helper()
 	out, code := w.run("refit-sandbox", "status", "--name", w.name, "-o", "json")
 	require.Zero(w.t, code, out)
 	var s struct {
-		Components []struct {
-			Name     string `json:"name"`
-			Restarts int    `json:"restarts"`
-		} `json:"components"`
+		Components []component `json:"components"`
 	}
 	require.NoError(w.t, json.Unmarshal([]byte(out), &s), out)
 	for _, c := range s.Components {
-		if c.Name == component {
-			return c.Restarts
+		if c.Name == name {
+			return c
 		}
 	}
-	w.t.Fatalf("the sandbox has no component %q: %s", component, out)
-	return 0
+	w.t.Fatalf("the sandbox has no component %q: %s", name, out)
+	return component{}
 }
 
 // controllerPods are the UIDs of the controller's pods.

@@ -17,12 +17,12 @@ import (
 const (
 	// beforeClose is what the stages up to the Helm step and its estimate need,
 	// with as much again for a busy machine.
-	beforeClose = 90 * time.Second
+	beforeClose = 110 * time.Second
 	// closed is how long the window stays shut: enough to see the wait.
-	closed = 15 * time.Second
+	closed = 25 * time.Second
 	// lastHost is when the batch is begun: later than that its measured estimate
 	// might no longer fit, and a host's deadline must reach beyond the window.
-	lastHost, hostDeadline = 15 * time.Second, 40 * time.Second
+	lastHost, hostDeadline = 25 * time.Second, 75 * time.Second
 )
 
 // throughAWindow runs the upgrade in a maintenance window that closes while a

@@ -15,6 +15,7 @@ import (
 	enums "go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/history/v1"
 	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/converter"
 	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
@@ -68,23 +69,38 @@ func TestRecordedRunsReplay(t *testing.T) {
 // TestTheRecordingsHoldEveryKindOfRun keeps a new recording from losing what
 // an old one proved.
 func TestTheRecordingsHoldEveryKindOfRun(t *testing.T) {
-	kinds, verbs := map[string]bool{}, map[string]bool{}
+	kinds, verbs, components := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	continued := false
 	for _, path := range recordings(t) {
 		h := load(t, path)
 		kind, _ := started(t, h)
 		kinds[kind] = true
+		first := h.Events[0].GetWorkflowExecutionStartedEventAttributes()
+		continued = continued || first.GetContinuedExecutionRunId() != ""
+		if kind == protocol.Rollout {
+			var in struct{ Component string }
+			require.NoError(t, converter.GetDefaultDataConverter().FromPayload(first.GetInput().GetPayloads()[0], &in))
+			components[in.Component] = true
+		}
 		for _, e := range h.Events {
 			if e.EventType == enums.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED {
 				verbs[e.GetWorkflowExecutionUpdateAcceptedEventAttributes().GetAcceptedRequest().GetInput().GetName()] = true
 			}
 		}
 	}
-	for _, kind := range []string{protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.RolloutShard} {
+	for _, kind := range []string{
+		protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.RolloutShard, protocol.GPUNode,
+		protocol.NATSDrain, protocol.NATSReplicas, protocol.NATSRoll,
+	} {
 		assert.True(t, kinds[kind], "no run of %s is recorded", kind)
 	}
-	for _, verb := range []string{protocol.Approve, protocol.Reject, protocol.Rollback, protocol.Abort, protocol.Retry, protocol.Pause, protocol.Resume} {
+	for _, verb := range []string{protocol.Approve, protocol.Reject, protocol.Rollback, protocol.Abort, protocol.Retry, protocol.Skip, protocol.Pause, protocol.Resume} {
 		assert.True(t, verbs[verb], "no recorded run was answered with %s", verb)
 	}
+	for _, component := range []string{"hypervisor", "worker", "client"} {
+		assert.True(t, components[component], "no rollout of component %s is recorded", component)
+	}
+	assert.True(t, continued, "no recorded run continued as new")
 }
 
 // TestAnotherOrderOfStepsIsNoticed keeps the replay honest: with one of its

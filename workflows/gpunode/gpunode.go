@@ -10,6 +10,7 @@ import (
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
@@ -147,7 +148,9 @@ func (r *run) lock(ctx workflow.Context, s *stage.Scope) error {
 }
 
 func (r *run) request() node.Request {
-	return node.Request{Target: r.in.Target, Node: r.in.Node, UID: r.uid}
+	s := r.scope()
+	return node.Request{Target: r.in.Target, Node: r.in.Node, UID: r.uid,
+		Lease: lease.Held{Namespace: s.Release.Namespace, Release: s.Release.Name, Holder: r.holder}}
 }
 
 func (r *run) onNode(ctx workflow.Context, s *stage.Scope, name, summary string) (node.Result, error) {

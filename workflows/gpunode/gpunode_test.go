@@ -11,6 +11,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
 	"github.com/refit-run/refit/workflows/window"
@@ -28,6 +29,9 @@ func TestAHostIsPreparedProvenAndGivenBack(t *testing.T) {
 	require.Len(t, r.Prepared.Actions, 1)
 	require.Equal(t, gpu.Pass, r.Validation.Verdict)
 	require.Empty(t, r.LeftBehind)
+
+	own := lease.Held{Namespace: "kube-system", Release: "gpunode-gpu-1", Holder: "me"}
+	require.Equal(t, []lease.Held{own, own, own, own}, h.leases, "what changes the Node looks at the Lease")
 
 	require.Equal(t, gpu.Standard, h.validated[0].Level)
 	require.Equal(t, map[string]string{"VBIOS": "96.00"}, h.validated[0].Baseline.Devices[0].Readings,
@@ -59,6 +63,30 @@ func TestPlanOnlyShowsTheActionsAndTouchesNothing(t *testing.T) {
 	require.Equal(t, protocol.OutcomePlanned, r.Outcome)
 	require.Len(t, r.Planned.Actions, 1)
 	require.Equal(t, []string{"lock", "plan", "unlock"}, h.log)
+}
+
+func TestTenantsInstancesAreSparedWhateverThePlanSays(t *testing.T) {
+	h := &host{tenants: "GPUPool/shared has defaultIsolationMode partitioned"}
+	r := newHarness(t, h).run(input())
+	require.Len(t, h.prepared, 2, "plan and set-up")
+	for _, p := range h.prepared {
+		require.True(t, p.MIG.ModeOnly)
+		require.Equal(t, input().Prepare.MIG.Config, p.MIG.Config)
+	}
+	require.Equal(t, 1, strings.Count(strings.Join(r.Warnings, "\n"), h.tenants), "told once: %q", r.Warnings)
+
+	// They may come while the run is parked.
+	h = &host{verdict: gpu.Unfit}
+	w := newHarness(t, h)
+	w.at(time.Hour, func() {
+		w.waits("validate")
+		h.do(func() { h.verdict, h.tenants = "", "GPU/gpu-0 has status.isolationMode partitioned" })
+		w.SignalWorkflow(protocol.Retry, retry())
+	})
+	require.Equal(t, protocol.OutcomeDone, w.run(input()).Outcome)
+	require.Len(t, h.prepared, 3)
+	require.False(t, h.prepared[1].MIG.ModeOnly)
+	require.True(t, h.prepared[2].MIG.ModeOnly)
 }
 
 func TestABadVerdictParksAndTheNodeStaysCordoned(t *testing.T) {

@@ -129,6 +129,7 @@ func (in Input) Validate() []plan.Problem {
 			add(fmt.Sprintf("windows[%d]", i), "%v", err)
 		}
 	}
+	ps = append(ps, ExpectProblems("expect", in.Expect)...)
 	return append(ps, in.Prepare.Problems("prepare")...)
 }
 

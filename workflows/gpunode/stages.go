@@ -9,7 +9,9 @@ import (
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/node"
+	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -21,7 +23,35 @@ func (r *run) prepareRequest(planOnly bool) gpu.PrepareRequest {
 	return gpu.PrepareRequest{Node: r.in.Node, MIG: p.MIG, VGPU: p.VGPU, PlanOnly: planOnly, Deadline: p.Limit.D()}
 }
 
+// tenantsChange is the version of the workflow that asks whose the instances are.
+const tenantsChange = "tenants"
+
+// spareTenants has the mode alone set where TensorFusion shares the GPUs out as
+// MIG instances, whatever the plan says: they belong to its tenants, and an idle
+// one would be surplus to any layout.
+func (r *run) spareTenants(ctx workflow.Context, s *stage.Scope) error {
+	m := r.in.Prepare.MIG
+	if m == nil || m.ModeOnly || workflow.GetVersion(ctx, tenantsChange, workflow.DefaultVersion, 1) == workflow.DefaultVersion {
+		return nil
+	}
+	var out tensorfusion.TenantsResult
+	err := release.Do(ctx, s, r.in.Target.Cluster, tensorfusion.TenantsActivity, "ask whose the MIG instances are of "+r.in.Node, callLimit,
+		tensorfusion.TenantsRequest{Target: r.in.Target, Node: r.in.Node}, &out)
+	if err != nil || !out.Partitioned {
+		return err
+	}
+	p, mode := *r.in.Prepare, *m
+	mode.ModeOnly = true
+	p.MIG = &mode
+	r.in.Prepare = &p
+	r.Warn(fmt.Sprintf("Node %s: the MIG mode alone is set, because its instances belong to tenants of TensorFusion (%s); declare modeOnly: true to say so in the plan", r.in.Node, out.Why))
+	return nil
+}
+
 func (r *run) plan(ctx workflow.Context, s *stage.Scope) error {
+	if err := r.spareTenants(ctx, s); err != nil {
+		return err
+	}
 	var out gpu.PrepareResult
 	err := r.ask(ctx, s, gpu.PrepareActivity, "plan the set-up of", callLimit, r.prepareRequest(true), &out)
 	if f, class, ok := finding.Of(err); ok && class == finding.Wait && !r.in.PlanOnly {
@@ -99,6 +129,10 @@ func (r *run) takeBaseline(ctx workflow.Context, s *stage.Scope) error {
 }
 
 func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
+	// Again: the plan may have waited for days, and a retry for a repair.
+	if err := r.spareTenants(ctx, s); err != nil {
+		return err
+	}
 	r.begun = true
 	var out gpu.PrepareResult
 	err := r.ask(ctx, s, gpu.PrepareActivity, "prepare", r.in.Prepare.Limit.D(), r.prepareRequest(false), &out)

@@ -18,6 +18,7 @@ import (
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/node"
+	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/protocol"
 )
@@ -31,9 +32,12 @@ type host struct {
 	locked, silent  bool
 	busy            bool
 	needs           []gpu.Need
-	layout          bool // as declared
+	layout          bool   // as declared
+	tenants         string // who says that the instances are those of tenants
+	prepared        []gpu.PrepareRequest
 	verdict         gpu.Verdict
 	validated       []gpu.ValidateRequest
+	leases          []lease.Held // of the requests that change the Node
 }
 
 func (h *host) say(what string) { h.log = append(h.log, what) }
@@ -44,17 +48,19 @@ func (h *host) do(f func()) {
 	f()
 }
 
-func (h *host) keepOff(context.Context, node.Request) (node.Result, error) {
+func (h *host) keepOff(_ context.Context, r node.Request) (node.Result, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.leases = append(h.leases, r.Lease)
 	h.say("keep off")
 	h.label = "ours"
 	return node.Result{UID: "node-uid", Changed: true, Before: "<absent>"}, nil
 }
 
-func (h *host) giveBack(context.Context, node.Request) (node.Result, error) {
+func (h *host) giveBack(_ context.Context, r node.Request) (node.Result, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.leases = append(h.leases, r.Lease)
 	h.say("give back")
 	h.label = ""
 	return node.Result{}, nil
@@ -63,6 +69,7 @@ func (h *host) giveBack(context.Context, node.Request) (node.Result, error) {
 func (h *host) cordon(_ context.Context, r node.Request) (node.Result, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.leases = append(h.leases, r.Lease)
 	h.say("cordon " + r.UID)
 	if h.cordoned == "" {
 		h.cordoned = "us"
@@ -70,9 +77,10 @@ func (h *host) cordon(_ context.Context, r node.Request) (node.Result, error) {
 	return node.Result{UID: "node-uid", Foreign: h.cordoned != "us"}, nil
 }
 
-func (h *host) uncordon(context.Context, node.Request) (node.Result, error) {
+func (h *host) uncordon(_ context.Context, r node.Request) (node.Result, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.leases = append(h.leases, r.Lease)
 	h.say("uncordon")
 	if h.cordoned == "us" {
 		h.cordoned = ""
@@ -94,6 +102,7 @@ func (h *host) baseline(context.Context, gpu.BaselineRequest) (gpu.Baseline, err
 func (h *host) prepare(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.prepared = append(h.prepared, r)
 	out := gpu.PrepareResult{Node: r.Node}
 	if h.busy {
 		return out, finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}.Error(finding.Wait)
@@ -110,6 +119,12 @@ func (h *host) prepare(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResu
 		h.layout = true
 	}
 	return out, nil
+}
+
+func (h *host) askTenants(context.Context, tensorfusion.TenantsRequest) (tensorfusion.TenantsResult, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return tensorfusion.TenantsResult{Partitioned: h.tenants != "", Why: h.tenants}, nil
 }
 
 func (h *host) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result, error) {
@@ -162,6 +177,7 @@ func newHarness(t *testing.T, h *host) *harness {
 		},
 		node.KeepOffActivity: h.keepOff, node.GiveBackActivity: h.giveBack, node.CordonActivity: h.cordon, node.UncordonActivity: h.uncordon,
 		gpu.BaselineActivity: h.baseline, gpu.PrepareActivity: h.prepare, gpu.ValidateActivity: h.validate,
+		tensorfusion.TenantsActivity: h.askTenants,
 	} {
 		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
 	}

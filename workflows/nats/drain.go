@@ -5,6 +5,7 @@ import (
 
 	acts "github.com/refit-run/refit/activities/nats"
 
+	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
@@ -13,6 +14,14 @@ import (
 // leastStreams is how many memory streams with one replica NATSDrain must have
 // seen (N127).
 const leastStreams = 1
+
+// callers is the part of the drain that people do (N120-N123, N130).
+var callers = stage.Gate{
+	Found: "NATS is drained once its callers have stopped",
+	Why:   "new work keeps the queues from getting empty, and what is in them when NATS restarts is lost (N120)",
+	Helps: "stop new requests and task submissions at their callers; read the queue status of every affected function and version until all are 0 (N122); " +
+		"record the running tasks (N123); recover stuck deployments and retained creation messages (N130). Then approve, with a comment that says where this is recorded",
+}
 
 // Drain waits until the memory streams with one replica are empty, because a
 // restart of NATS loses what is in them (N103, N124-N128). It only reads:
@@ -27,21 +36,25 @@ func Drain(ctx workflow.Context, in DrainInput) (DrainResult, error) {
 	if err != nil {
 		return DrainResult{}, err
 	}
-	limit := or(in.Limit, defaultDrain)
+	limit := datastore.Or(in.Limit, defaultDrain)
 	var out DrainResult
-	outcome, err := r.execute(stage.Stage{Name: "drain", Purpose: "wait until the memory streams with one replica are empty, on every server",
+	var ask *stage.Gate
+	if in.AskCallers {
+		ask = &callers
+	}
+	outcome, err := r.Through(stage.Stage{Name: "drain", Gate: ask, Purpose: "wait until the memory streams with one replica are empty, on every server",
 		Do: func(ctx workflow.Context, s *stage.Scope) error {
 			var got acts.DrainResult
-			err := r.do(ctx, s, acts.DrainActivity, "wait until NATS in "+r.site.Namespace+" is drained", limit,
-				acts.DrainRequest{Place: r.site.place(), Least: leastStreams, Limit: limit.D()}, &got)
+			err := r.Do(ctx, s, acts.DrainActivity, "wait until NATS in "+r.Site.Namespace+" is drained", limit,
+				acts.DrainRequest{Place: r.place(), Least: leastStreams, Limit: limit.D(), Held: r.held}, &got)
 			if err != nil {
 				return err
 			}
-			out.Verdict = got.Drained
-			r.keep(got.Evidence)
+			out.Verdict, r.held = got.Drained, got.Held
+			r.Keep(got.Evidence)
 			s.Note("%d memory streams with one replica, %d messages, after %d looks", got.Seen, got.Messages, got.Evidence.Looks)
 			if !got.OK {
-				return parking(got.Findings)
+				return datastore.Parking(got.Findings)
 			}
 			return nil
 		}})

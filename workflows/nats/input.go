@@ -14,29 +14,27 @@ import (
 	acts "github.com/refit-run/refit/activities/nats"
 
 	"github.com/refit-run/refit/activities/artifact"
-	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/window"
 )
 
-// Site is what every plan of this package says first: which NATS is meant.
+// Site is what every plan of this package says first: which NATS is meant
+// (default: the release nats in nats-system).
 type Site struct {
-	Target kube.Target `json:"target"`
-	// Namespace (default nats-system) and Release (default nats) are those of
-	// the Helm release, whose Lease a run that was started alone takes.
-	Namespace string `json:"namespace,omitempty"`
-	Release   string `json:"release,omitempty"`
+	datastore.Site
 	// Servers says which pods are NATS servers, where the chart was changed.
 	Servers acts.Servers `json:"servers,omitzero"`
-	// Parent is set by a run that starts this one as its child: it holds the
-	// Lease, and Target carries the cluster's UID.
-	Parent *protocol.Parent `json:"parent,omitempty"`
 }
 
 // DrainInput is the one JSON value of a NATSDrain.
 type DrainInput struct {
 	Site
+	// AskCallers asks a person, before the wait begins, to confirm what no
+	// server of NATS can tell: that callers have stopped, that the queues of the
+	// affected functions are empty and that running tasks are recorded.
+	AskCallers bool `json:"askCallers,omitempty"`
 	// Limit is how long the streams are waited for before the run parks
 	// (default 30 m).
 	Limit window.Duration `json:"limit,omitempty"`
@@ -105,62 +103,27 @@ const (
 )
 
 func (s Site) withDefaults() Site {
-	if s.Namespace == "" {
-		s.Namespace = "nats-system"
-	}
-	if s.Release == "" {
-		s.Release = "nats"
-	}
-	s.Servers = s.Servers.WithDefaults()
-	return s
+	return Site{Site: s.Site.WithDefaults("nats-system", "nats"), Servers: s.Servers.WithDefaults()}
 }
 
 // Object names the release, for the receipt and the run's ID.
 func (s Site) Object() string { return s.withDefaults().Release }
 
-func (s Site) place() acts.Place {
-	return acts.Place{Target: s.Target, Namespace: s.Namespace, Servers: s.Servers}
-}
-
-func or(d, usual window.Duration) window.Duration {
-	if d == 0 {
-		return usual
-	}
-	return d
-}
-
 // problems collects what is wrong with an input.
-type problems []plan.Problem
-
-func (ps *problems) add(path, format string, args ...any) {
-	*ps = append(*ps, plan.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
-}
+type problems struct{ datastore.Problems }
 
 func (ps *problems) site(s Site, limit window.Duration) {
-	if s.Target.Cluster == "" {
-		ps.add("target.cluster", "is missing: name a cluster of the worker's configuration")
-	}
-	if s.Parent != nil && s.Target.UID == "" {
-		ps.add("target.uid", "is missing: the run that starts this one hands down the cluster's identity")
-	}
-	ps.port("servers.monitorPort", s.Servers.MonitorPort)
-	ps.port("servers.clientPort", s.Servers.ClientPort)
-	if limit < 0 {
-		ps.add("limit", "is %s: want a positive duration, or leave it out", limit)
-	}
-}
-
-func (ps *problems) port(path string, port int) {
-	if port < 0 || port > 65535 {
-		ps.add(path, "is %d: want a port from 1 to 65535, or leave it out", port)
-	}
+	ps.Site(s.Site)
+	ps.Port("servers.monitorPort", s.Servers.MonitorPort)
+	ps.Port("servers.clientPort", s.Servers.ClientPort)
+	ps.Limit("limit", limit)
 }
 
 // Validate returns every problem of the input at once.
 func (in DrainInput) Validate() []plan.Problem {
 	var ps problems
 	ps.site(in.Site, in.Limit)
-	return ps
+	return ps.Problems
 }
 
 // Validate returns every problem of the input at once.
@@ -169,13 +132,13 @@ func (in RollInput) Validate() []plan.Problem {
 	ps.site(in.Site, in.Limit)
 	switch {
 	case in.Phase != Before && in.Phase != After:
-		ps.add("phase", "is %q: want before or after", in.Phase)
+		ps.Add("phase", "is %q: want before or after", in.Phase)
 	case in.Phase == After && in.Saved == "":
-		ps.add("saved", "is missing: give the URL of the list that the phase before has saved (its receipt names it)")
+		ps.Add("saved", "is missing: give the URL of the list that the phase before has saved (its receipt names it)")
 	case in.Phase == Before && in.Saved != "":
-		ps.add("saved", "is set for the phase before, which saves a list of its own: leave it out")
+		ps.Add("saved", "is set for the phase before, which saves a list of its own: leave it out")
 	}
-	return ps
+	return ps.Problems
 }
 
 // Validate returns every problem of the input at once.
@@ -187,46 +150,25 @@ func (in ReplicasInput) Validate() []plan.Problem {
 		at := fmt.Sprintf("logins[%d]", i)
 		switch {
 		case l.Account == "":
-			ps.add(at+".account", "is missing: name the account that the login leads into")
+			ps.Add(at+".account", "is missing: name the account that the login leads into")
 		case slices.Contains(seen, l.Account):
-			ps.add(at+".account", "is %q a second time: want one login for each account", l.Account)
+			ps.Add(at+".account", "is %q a second time: want one login for each account", l.Account)
 		}
 		seen = append(seen, l.Account)
 		switch {
 		case (l.NKey == nil) == (l.Creds == nil):
-			ps.add(at, "names nkey and creds, or neither: want one of them")
+			ps.Add(at, "names nkey and creds, or neither: want one of them")
 		case l.NKey != nil:
-			ps.reference(at+".nkey", *l.NKey)
+			ps.Reference(at+".nkey", *l.NKey)
 		default:
-			ps.reference(at+".creds", *l.Creds)
+			ps.Reference(at+".creds", *l.Creds)
 		}
 	}
 	for i, name := range in.Leave {
 		if account, stream, ok := strings.Cut(name, "/"); !ok || account == "" || stream == "" {
-			ps.add(fmt.Sprintf("leave[%d]", i), "is %q: want ACCOUNT/STREAM", name)
+			ps.Add(fmt.Sprintf("leave[%d]", i), "is %q: want ACCOUNT/STREAM", name)
 		}
 	}
-	for i, w := range in.Windows {
-		if err := w.Validate(); err != nil {
-			ps.add(fmt.Sprintf("windows[%d]", i), "%v", err)
-		}
-	}
-	return ps
-}
-
-func (ps *problems) reference(path string, r acts.Reference) {
-	given := 0
-	for _, from := range []string{r.Secret, r.File, r.Variable} {
-		if from != "" {
-			given++
-		}
-	}
-	switch {
-	case given != 1:
-		ps.add(path, "names %d places: want secret with key, file or variable", given)
-	case r.Secret != "" && r.Key == "":
-		ps.add(path+".key", "is missing: name the key of Secret %s", r.Secret)
-	case r.Secret == "" && r.Key != "":
-		ps.add(path+".key", "is set without secret: leave it out")
-	}
+	ps.Windows(in.Windows)
+	return ps.Problems
 }

@@ -10,6 +10,7 @@ import (
 
 	acts "github.com/refit-run/refit/activities/nats"
 
+	"github.com/refit-run/refit/activities/secret"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/window"
@@ -48,6 +49,23 @@ func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testi
 		kept = append(kept, a.Name)
 	}
 	require.Equal(t, []string{"look-1.json", "look-2.json", "look-3.json"}, kept)
+	require.Equal(t, []int{0, 1, 0}, s.held, "what an attempt has seen tells the next whether it was worked off or lost")
+}
+
+func TestADrainThatAsksWaitsForAPersonAndRecordsWhoConfirmed(t *testing.T) {
+	s := &system{}
+	h := newHarness(t, s)
+	h.at(time.Hour, func() {
+		require.Equal(t, protocol.WaitApproval, h.waits("drain").Kind)
+		require.Equal(t, []string{"lock"}, s.log, "no server is asked before")
+		h.answer(protocol.Approve)
+	})
+	var out DrainResult
+	h.run(protocol.NATSDrain, DrainInput{Site: site(), AskCallers: true}, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	drain := out.Stages[1]
+	require.Equal(t, "drain", drain.Name)
+	require.Equal(t, "ann", drain.Answers[0].By)
 }
 
 func TestAnAbortedDrainGivesTheLeaseBack(t *testing.T) {
@@ -78,7 +96,7 @@ func TestAChildRunLeavesTheLeaseToItsParentAndReports(t *testing.T) {
 		return nil
 	})
 	in := DrainInput{Site: site()}
-	in.Target.UID, in.Parent = "uid-prod", &protocol.Parent{WorkflowID: "parent", Prefix: "nats.drain"}
+	in.Target.UID, in.Holder, in.Parent = "uid-prod", "me", &protocol.Parent{WorkflowID: "parent", Prefix: "nats.drain"}
 	var out DrainResult
 	h.run(protocol.NATSDrain, in, &out)
 	require.Equal(t, []string{"drain nats-system least 1 for 30m0s"}, s.log)
@@ -90,7 +108,7 @@ func replicated() *system {
 }
 
 func replicas() ReplicasInput {
-	return ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "NVCF", NKey: &acts.Reference{Secret: "nats-nkeys", Key: "user.key"}}}}
+	return ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "NVCF", NKey: &secret.Reference{Secret: "nats-nkeys", Key: "user.key"}}}}
 }
 
 func TestStreamsAreRaisedOneByOneAndAllAreProven(t *testing.T) {
@@ -204,23 +222,23 @@ func TestARollIsFramedByASavedListAndItsComparison(t *testing.T) {
 
 func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
 	child := site()
-	child.Parent = &protocol.Parent{WorkflowID: "p"}
+	child.Holder, child.Parent = "me", &protocol.Parent{WorkflowID: "p"}
 	for want, in := range map[string]interface {
 		Validate() []plan.Problem
 	}{
 		"target.cluster is missing":                   DrainInput{},
 		"target.uid is missing":                       DrainInput{Site: child},
 		"limit is -1m0s":                              DrainInput{Site: site(), Limit: window.Duration(-time.Minute)},
-		"servers.monitorPort is 70000":                DrainInput{Site: Site{Target: site().Target, Servers: acts.Servers{MonitorPort: 70000}}},
+		"servers.monitorPort is 70000":                DrainInput{Site: Site{Site: site().Site, Servers: acts.Servers{MonitorPort: 70000}}},
 		`phase is ""`:                                 RollInput{Site: site()},
 		"saved is missing":                            RollInput{Site: site(), Phase: After},
 		"saved is set for the phase before":           RollInput{Site: site(), Phase: Before, Saved: "x"},
-		"logins[0].account is missing":                ReplicasInput{Site: site(), Logins: []acts.Login{{NKey: &acts.Reference{File: "f"}}}},
+		"logins[0].account is missing":                ReplicasInput{Site: site(), Logins: []acts.Login{{NKey: &secret.Reference{File: "f"}}}},
 		`logins[1].account is "A" a second time`:      ReplicasInput{Site: site(), Logins: []acts.Login{login("A"), login("A")}},
 		"logins[0] names nkey and creds, or neither":  ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A"}}},
-		"logins[0].nkey names 2 places":               ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", NKey: &acts.Reference{File: "f", Variable: "V"}}}},
-		"logins[0].creds.key is missing":              ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &acts.Reference{Secret: "s"}}}},
-		"logins[0].creds.key is set without secret":   ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &acts.Reference{File: "f", Key: "k"}}}},
+		"logins[0].nkey names 2 places":               ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", NKey: &secret.Reference{File: "f", Variable: "V"}}}},
+		"logins[0].creds.key is missing":              ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &secret.Reference{Secret: "s"}}}},
+		"logins[0].creds.key is set without secret":   ReplicasInput{Site: site(), Logins: []acts.Login{{Account: "A", Creds: &secret.Reference{File: "f", Key: "k"}}}},
 		`leave[0] is "requests": want ACCOUNT/STREAM`: ReplicasInput{Site: site(), Leave: []string{"requests"}},
 		"windows[0]":                                  ReplicasInput{Site: site(), Windows: []window.Spec{{Opens: "never"}}},
 	} {
@@ -238,5 +256,5 @@ func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
 }
 
 func login(account string) acts.Login {
-	return acts.Login{Account: account, Creds: &acts.Reference{File: "f"}}
+	return acts.Login{Account: account, Creds: &secret.Reference{File: "f"}}
 }

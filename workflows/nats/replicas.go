@@ -7,6 +7,7 @@ import (
 
 	acts "github.com/refit-run/refit/activities/nats"
 
+	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
@@ -33,14 +34,14 @@ func Replicas(ctx workflow.Context, in ReplicasInput) (ReplicasResult, error) {
 	if err != nil {
 		return ReplicasResult{}, err
 	}
-	r := &raise{run: shared, in: in, limit: or(in.Limit, defaultSettle)}
+	r := &raise{run: shared, in: in, limit: datastore.Or(in.Limit, defaultSettle)}
 	stages := []stage.Stage{{Name: "list", Purpose: "find the streams with fewer than three replicas and prove that each can be raised", Do: r.look}}
 	if !in.PlanOnly {
 		stages = append(stages,
 			stage.Stage{Name: "raise", Purpose: "raise them to three, one after the other", Mutates: true, Do: r.raise},
 			stage.Stage{Name: "settle", Purpose: "prove that every copy is current, nothing was lost and no leader changes", Do: r.settle})
 	}
-	outcome, err := r.execute(stages...)
+	outcome, err := r.Through(stages...)
 	if err != nil {
 		return ReplicasResult{}, err
 	}
@@ -59,15 +60,15 @@ func Replicas(ctx workflow.Context, in ReplicasInput) (ReplicasResult, error) {
 
 func (r *raise) look(ctx workflow.Context, s *stage.Scope) error {
 	var got acts.ListResult
-	err := r.do(ctx, s, acts.ListActivity, "list the streams of "+r.site.Namespace, r.limit, acts.ListRequest{
-		Place: r.site.place(), Logins: r.in.Logins, Leave: r.in.Leave, Limit: r.limit.D(),
+	err := r.Do(ctx, s, acts.ListActivity, "list the streams of "+r.Site.Namespace, r.limit, acts.ListRequest{
+		Place: r.place(), Logins: r.in.Logins, Leave: r.in.Leave, Limit: r.limit.D(),
 	}, &got)
 	if err != nil {
 		return err
 	}
-	r.keep(got.Evidence)
+	r.Keep(got.Evidence)
 	if len(got.Findings) > 0 {
-		return parking(got.Findings)
+		return datastore.Parking(got.Findings)
 	}
 	r.list = got
 	s.Note("%d streams to raise, %d have three replicas, %d left by the plan", len(got.Raise), len(got.Already), got.Left)
@@ -94,15 +95,15 @@ func (r *raise) raise(ctx workflow.Context, s *stage.Scope) error {
 		s.Current(stream.String())
 		s.Progress(r.done, len(r.list.Raise), 0)
 		var got acts.RaiseResult
-		err := r.do(ctx, s, acts.RaiseActivity, "raise "+stream.String(), r.limit, acts.RaiseRequest{
-			Place: r.site.place(), Logins: r.in.Logins, Stream: stream, Limit: r.limit.D(),
+		err := r.Do(ctx, s, acts.RaiseActivity, "raise "+stream.String(), r.limit, acts.RaiseRequest{
+			Place: r.place(), Logins: r.in.Logins, Stream: stream, Limit: r.limit.D(),
 		}, &got)
 		if err != nil {
 			return err
 		}
-		r.keep(got.Evidence)
+		r.Keep(got.Evidence)
 		if !got.OK {
-			return parking(got.Findings)
+			return datastore.Parking(got.Findings)
 		}
 		r.done++
 	}
@@ -118,14 +119,14 @@ func (r *raise) settle(ctx workflow.Context, s *stage.Scope) error {
 		return nil
 	}
 	var got acts.SettleResult
-	err := r.do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(streams)), r.limit,
-		acts.SettleRequest{Place: r.site.place(), Streams: streams, Limit: r.limit.D()}, &got)
+	err := r.Do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(streams)), r.limit,
+		acts.SettleRequest{Place: r.place(), Streams: streams, Limit: r.limit.D()}, &got)
 	if err != nil {
 		return err
 	}
-	r.keep(got.Evidence)
+	r.Keep(got.Evidence)
 	if !got.OK {
-		return parking(got.Findings)
+		return datastore.Parking(got.Findings)
 	}
 	s.Note("%d streams with a leader and current replicas for %s", len(streams), acts.StableFor)
 	return nil

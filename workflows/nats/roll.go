@@ -5,6 +5,7 @@ import (
 
 	acts "github.com/refit-run/refit/activities/nats"
 
+	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
@@ -28,7 +29,7 @@ func Roll(ctx workflow.Context, in RollInput) (RollResult, error) {
 		check = stage.Stage{Name: "compare", Purpose: "prove that every server has recovered and every stream is as it was", Skippable: true,
 			Do: func(ctx workflow.Context, s *stage.Scope) error { return r.compare(ctx, s, in, &out) }}
 	}
-	outcome, err := r.execute(check)
+	outcome, err := r.Through(check)
 	if err != nil {
 		return RollResult{}, err
 	}
@@ -37,16 +38,17 @@ func Roll(ctx workflow.Context, in RollInput) (RollResult, error) {
 }
 
 func (r *run) save(ctx workflow.Context, s *stage.Scope, in RollInput, out *RollResult) error {
-	limit := or(in.Limit, defaultDrain)
+	limit := datastore.Or(in.Limit, defaultDrain)
 	var got acts.SaveResult
-	err := r.do(ctx, s, acts.SaveActivity, "save the streams of "+r.site.Namespace, limit,
-		acts.DrainRequest{Place: r.site.place(), Limit: limit.D()}, &got)
+	err := r.Do(ctx, s, acts.SaveActivity, "save the streams of "+r.Site.Namespace, limit,
+		acts.DrainRequest{Place: r.place(), Limit: limit.D(), Held: r.held}, &got)
 	if err != nil {
 		return err
 	}
-	r.keep(got.Evidence)
+	r.held = got.Held
+	r.Keep(got.Evidence)
 	if !got.OK {
-		return parking(got.Findings)
+		return datastore.Parking(got.Findings)
 	}
 	out.Saved = got.List
 	r.Artifact(got.List)
@@ -55,20 +57,20 @@ func (r *run) save(ctx workflow.Context, s *stage.Scope, in RollInput, out *Roll
 }
 
 func (r *run) compare(ctx workflow.Context, s *stage.Scope, in RollInput, out *RollResult) error {
-	limit := or(in.Limit, defaultSettle)
+	limit := datastore.Or(in.Limit, defaultSettle)
 	var got acts.CompareResult
-	err := r.do(ctx, s, acts.CompareActivity, "compare the streams of "+r.site.Namespace, limit,
-		acts.CompareRequest{Place: r.site.place(), List: in.Saved, Limit: limit.D()}, &got)
+	err := r.Do(ctx, s, acts.CompareActivity, "compare the streams of "+r.Site.Namespace, limit,
+		acts.CompareRequest{Place: r.place(), List: in.Saved, Limit: limit.D()}, &got)
 	if err != nil {
 		return err
 	}
-	r.keep(got.Evidence)
+	r.Keep(got.Evidence)
 	out.Emptied = got.Emptied
 	for _, name := range got.Emptied {
 		r.Warn("stream " + name + " came back empty: it has one copy, in memory. It was drained, so nothing was lost; its sequence began anew")
 	}
 	if !got.OK {
-		return parking(got.Findings)
+		return datastore.Parking(got.Findings)
 	}
 	s.Note("%d streams as before the roll, %d of them emptied", got.Streams, len(got.Emptied))
 	return nil

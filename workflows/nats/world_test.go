@@ -16,10 +16,12 @@ import (
 	acts "github.com/refit-run/refit/activities/nats"
 
 	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -38,6 +40,8 @@ type system struct {
 	// after the roll
 	lost, emptied []string
 	looks         int
+	// held counts the streams that each drain was told of.
+	held []int
 }
 
 func (s *system) do(f func()) {
@@ -49,9 +53,9 @@ func (s *system) do(f func()) {
 func (s *system) say(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
 
 // seen is the evidence of one call, each kept apart.
-func (s *system) seen() acts.Evidence {
+func (s *system) seen() evidence.Trail {
 	s.looks++
-	return acts.Evidence{Looks: 3, Last: artifact.Ref{Name: fmt.Sprintf("look-%d.json", s.looks), URL: fmt.Sprintf("file:///look-%d.json", s.looks)}}
+	return evidence.Trail{Looks: 3, Last: artifact.Ref{Name: fmt.Sprintf("look-%d.json", s.looks), URL: fmt.Sprintf("file:///look-%d.json", s.looks)}}
 }
 
 func (s *system) unreachable() []finding.Finding {
@@ -74,7 +78,12 @@ func (s *system) drain(_ context.Context, r acts.DrainRequest) (acts.DrainResult
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.say("drain %s least %d for %s", r.Namespace, r.Least, r.Limit)
-	return acts.DrainResult{Drained: s.verdict(), Evidence: s.seen()}, nil
+	s.held = append(s.held, len(r.Held))
+	out := acts.DrainResult{Drained: s.verdict(), Evidence: s.seen()}
+	if s.messages > 0 {
+		out.Held = []acts.Record{{Account: "NVCF", AccountID: "NVCF", Name: "requests", Replicas: 1, State: acts.State{Messages: uint64(s.messages)}}}
+	}
+	return out, nil
 }
 
 func (s *system) save(_ context.Context, r acts.DrainRequest) (acts.SaveResult, error) {
@@ -211,4 +220,4 @@ func (h *harness) run(kind string, in, out any) {
 	require.NoError(h.t, h.GetWorkflowResult(out))
 }
 
-func site() Site { return Site{Target: kube.Target{Cluster: "prod"}} }
+func site() Site { return Site{Site: datastore.Site{Target: kube.Target{Cluster: "prod"}}} }

@@ -26,6 +26,12 @@ const (
 	NATSDrain            = "NATSDrain"
 	NATSReplicas         = "NATSReplicas"
 	NATSRoll             = "NATSRoll"
+	CassandraBackup      = "CassandraBackup"
+	CassandraExpand      = "CassandraExpand"
+	CassandraReplication = "CassandraReplication"
+	CassandraLedger      = "CassandraLedger"
+	OpenBaoSnapshot      = "OpenBaoSnapshot"
+	OpenBaoReplace       = "OpenBaoReplace"
 )
 
 // Verbs: signals, Updates and CLI verbs share these names.

@@ -33,6 +33,7 @@ type hypervisors struct {
 	again   bool      // the last attempt of the current batch parked
 	drift   []finding.Finding
 	warned  int
+	queues  unserved
 }
 
 func newHypervisors(r *run) *hypervisors {
@@ -53,6 +54,7 @@ func (h *hypervisors) state(s *State) {
 }
 
 func (h *hypervisors) roll(ctx workflow.Context) error {
+	h.queues.listen(ctx)
 	if h.in.Resume == nil {
 		if err := h.Execute(ctx, stage.Stage{
 			Name: h.name("plan"), Purpose: "lay the hosts of pool " + h.in.Entry + " out in batches", Do: h.layOut,
@@ -238,6 +240,7 @@ func (h *hypervisors) overdue() time.Duration {
 // shards runs a wave as children of at most ShardSize hosts, all at once. Once
 // begun they are not cancelled: a host ends by proof or by its deadline.
 func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decision) ([]plan.Result, error) {
+	defer h.queues.wave(s)()
 	var futures []workflow.ChildWorkflowFuture
 	for part := range slices.Chunk(d.Hosts, h.shardSize()) {
 		in := ShardInput{

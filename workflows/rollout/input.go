@@ -199,6 +199,7 @@ func (in Input) Validate() []plan.Problem {
 			add(fmt.Sprintf("acknowledge[%d]", i), "is %q: a rollout asks for nothing but %q", a, AcknowledgeValidation)
 		}
 	}
+	ps = append(ps, gpunode.ExpectProblems("expect", in.Expect)...)
 	ps = append(ps, ComponentProblems("", in.Component, in.Strategy, in.Workers, in.Clients, in.Prepare)...)
 	return ps
 }

@@ -80,6 +80,10 @@ func (n *nodes) lay(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult,
 	return out, nil
 }
 
+func (n *nodes) whose(context.Context, tensorfusion.TenantsRequest) (tensorfusion.TenantsResult, error) {
+	return tensorfusion.TenantsResult{}, nil
+}
+
 func (n *nodes) acquire(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,7 +97,7 @@ func prepareHarness(t *testing.T, n *nodes) *harness {
 	h := newHarness(t, n.cluster, map[string]any{
 		node.KeepOffActivity: n.keepOff, node.GiveBackActivity: n.giveBack,
 		node.CordonActivity: n.cordon, node.UncordonActivity: n.uncordon,
-		gpu.PrepareActivity: n.lay, lease.AcquireActivity: n.acquire,
+		gpu.PrepareActivity: n.lay, lease.AcquireActivity: n.acquire, tensorfusion.TenantsActivity: n.whose,
 	})
 	h.RegisterWorkflowWithOptions(gpunode.GPUNode, workflow.RegisterOptions{Name: protocol.GPUNode})
 	h.OnActivity(gpu.PrepareActivity, mock.Anything, mock.Anything).AfterFn(func() time.Duration { return n.takes }).Return(n.lay)
@@ -112,6 +116,7 @@ func inTwos() plan.Strategy {
 
 func TestHostsArePreparedAndProvenBeforeTheirPodsAreReplaced(t *testing.T) {
 	n := newNodes(t, 5)
+	n.takes = time.Minute // so that two set-ups that may run at a time do
 	r := prepareHarness(t, n).run(preparing(inTwos()))
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.Equal(t, each(5, tensorfusion.OutcomeReplaced), outcomes(r))

@@ -15,6 +15,7 @@ import (
 	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
+	"github.com/refit-run/refit/workflows/stage"
 )
 
 // ShardSize is the most hosts of one shard: about 1,300 events of history,
@@ -153,8 +154,8 @@ func (s *shard) replace(ctx workflow.Context) error {
 	if len(req.Hosts) == 0 {
 		return nil
 	}
+	queue := protocol.ClusterQueue(s.in.Scope.Target.Cluster)
 	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		TaskQueue:           protocol.ClusterQueue(s.in.Scope.Target.Cluster),
 		StartToCloseTimeout: s.in.Limit + replaceSlack,
 		HeartbeatTimeout:    release.Heartbeat,
 		WaitForCancellation: true,
@@ -162,7 +163,10 @@ func (s *shard) replace(ctx workflow.Context) error {
 		RetryPolicy:         release.Retries(),
 	})
 	var out tensorfusion.ReplaceResult
-	if err := workflow.ExecuteActivity(ctx, tensorfusion.ReplaceActivity, req).Get(ctx, &out); err != nil {
+	if err := stage.Queued(ctx, queue, &out, func(since time.Time) error {
+		tell(ctx, queueNote{Queue: queue, Since: since})
+		return nil
+	}, func() { tell(ctx, queueNote{}) }, tensorfusion.ReplaceActivity, req); err != nil {
 		return err
 	}
 	if len(out.Hosts) != len(req.Hosts) {

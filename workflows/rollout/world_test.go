@@ -48,6 +48,7 @@ type cluster struct {
 	verdict       map[string]gpu.Verdict
 	took          time.Duration // of a wave
 	breakShard    error         // returned once by ReplaceHypervisors, after the deletes
+	unpolled      int           // tries of ReplaceHypervisors that no worker takes up
 
 	log       []string // what happened, in order
 	deleted   map[string]int
@@ -120,6 +121,10 @@ func (c *cluster) replace(_ context.Context, r tensorfusion.ReplaceRequest) (ten
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	require.LessOrEqual(c.t, len(r.Hosts), ShardSize)
+	if c.unpolled > 0 {
+		c.unpolled--
+		return tensorfusion.ReplaceResult{}, neverPolled()
+	}
 	var out tensorfusion.ReplaceResult
 	var wave []string
 	for _, h := range r.Hosts {

@@ -155,7 +155,11 @@ func (r *Run) attempt(ctx workflow.Context, s *Scope, gated *bool) error {
 	if s.stage.Section {
 		return s.Section(ctx, s.stage.Name, s.stage.Estimate, s.do)
 	}
-	if err := r.boundary(ctx, s, s.need()); err != nil {
+	n := s.need()
+	if slices.ContainsFunc(r.halfDone, func(h HalfDone) bool { return h.Stage == s.stage.Name }) {
+		n = nil // its half done section goes on first; each of the others asks for a window
+	}
+	if err := r.boundary(ctx, s, n); err != nil {
 		return err
 	}
 	return s.do(ctx)

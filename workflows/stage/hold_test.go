@@ -1,6 +1,7 @@
 package stage_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -246,4 +247,43 @@ func TestMaxDurationParksAndRetryExtendsIt(t *testing.T) {
 	assert.Equal(t, protocol.PhaseParked, parked.Phase)
 	assert.Contains(t, parked.WaitingFor.Found, "longer than its max duration of 1h0m0s")
 	assert.Equal(t, []string{"0s batch", "40m0s batch", "1h40m0s batch", "2h20m0s batch"}, w.journal)
+}
+
+func TestAHalfDoneSectionGoesOnWithoutAWindowAndTheNextWaits(t *testing.T) {
+	w := newWorld(t, stage.Options{Windows: nightly})
+	tries := 0
+	withStages(w, stage.Stage{Name: "keyspaces", Mutates: true, Do: func(ctx workflow.Context, s *stage.Scope) error {
+		err := s.Section(ctx, "a", 30*m, func(ctx workflow.Context) error {
+			w.note(ctx, "a")
+			if tries++; tries == 1 {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return s.Section(ctx, "b", 30*m, func(ctx workflow.Context) error {
+			w.note(ctx, "b")
+			return nil
+		})
+	}})
+	w.signalAt(20*h, protocol.Retry, ann(""))
+	w.run()
+	assert.Equal(t, []string{"14h0m0s a", "20h0m0s a", "38h0m0s b"}, w.journal)
+}
+
+func TestASectionThatNoWindowMayDelayStartsAtOnceButNotWhilePaused(t *testing.T) {
+	w := newWorld(t, stage.Options{Windows: nightly})
+	withStages(w, stage.Stage{Name: "way out", Gate: &stage.Gate{}, Do: func(ctx workflow.Context, s *stage.Scope) error {
+		return s.SectionNow(ctx, "way out", func(ctx workflow.Context) error {
+			w.note(ctx, "way out")
+			return nil
+		})
+	}})
+	w.signalAt(h, protocol.Approve, ann("way out"))
+	w.signalAt(30*m, protocol.Pause, ann(""))
+	w.signalAt(2*h, protocol.Resume, ann(""))
+	w.run()
+	assert.Equal(t, []string{"2h0m0s way out"}, w.journal)
 }

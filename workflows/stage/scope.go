@@ -133,14 +133,28 @@ func (s *Scope) Gate(ctx workflow.Context, g Gate) error {
 // only if estimate fits the window; pause, window end and abort take effect
 // after it. When abort was accepted meanwhile it returns ErrAborted also
 // after fn succeeded: what must be recorded is recorded within fn. A section
-// that fails is listed as half done until it succeeds. A section within a
-// section is part of it.
+// that fails is listed as half done until it succeeds; till then it starts
+// again without a window, because half done is worse than late. A section
+// within a section is part of it.
 func (s *Scope) Section(ctx workflow.Context, name string, estimate time.Duration, fn func(ctx workflow.Context) error) error {
+	if s.run.halfDoneSection(name) {
+		return s.SectionNow(ctx, name, fn)
+	}
+	return s.section(ctx, name, &need{what: "section " + name, estimate: estimate}, fn)
+}
+
+// SectionNow is Section for what no window may delay: the way out of harm that
+// somebody has just approved.
+func (s *Scope) SectionNow(ctx workflow.Context, name string, fn func(ctx workflow.Context) error) error {
+	return s.section(ctx, name, nil, fn)
+}
+
+func (s *Scope) section(ctx workflow.Context, name string, n *need, fn func(ctx workflow.Context) error) error {
 	if inSection(ctx) {
 		return fn(ctx)
 	}
 	r := s.run
-	if err := r.boundary(ctx, s, &need{what: "section " + name, estimate: estimate}); err != nil {
+	if err := r.boundary(ctx, s, n); err != nil {
 		return err
 	}
 	detached, cancel := workflow.NewDisconnectedContext(workflow.WithValue(ctx, sectionKey{}, true))
@@ -152,7 +166,7 @@ func (s *Scope) Section(ctx workflow.Context, name string, estimate time.Duratio
 	r.sections = slices.Delete(r.sections, at, at+1)
 	r.halfDone = slices.DeleteFunc(r.halfDone, func(h HalfDone) bool { return h.Section == name })
 	if err != nil {
-		r.halfDone = append(r.halfDone, HalfDone{Section: name, Why: clip(Explain(err).Found, maxNote)})
+		r.halfDone = append(r.halfDone, HalfDone{Section: name, Stage: s.stage.Name, Why: clip(Explain(err).Found, maxNote)})
 	}
 	if r.stopping != "" || r.aborted {
 		r.changed()
@@ -160,6 +174,10 @@ func (s *Scope) Section(ctx workflow.Context, name string, estimate time.Duratio
 	}
 	r.progressed()
 	return err
+}
+
+func (r *Run) halfDoneSection(name string) bool {
+	return slices.ContainsFunc(r.halfDone, func(h HalfDone) bool { return h.Section == name })
 }
 
 func (r *Run) halfDoneNames() string {

@@ -30,7 +30,9 @@ type State struct {
 // HalfDone is a section that failed and has not succeeded since.
 type HalfDone struct {
 	Section string `json:"section"`
-	Why     string `json:"why"`
+	// Stage is the one that it belongs to.
+	Stage string `json:"stage,omitempty"`
+	Why   string `json:"why"`
 }
 
 // Closed is a child run that has ended, as the table shows it.

@@ -57,6 +57,8 @@ type engine struct {
 	plan     protocol.Plan
 	before   []tensorfusion.PoolPolicy // policy as found, restored at the end
 	held     bool
+	outage   bool // the hold could not be had: the controller may replace every hypervisor (P10)
+	led      bool // the new controller is proven
 	upgraded tensorfusion.ReleaseResult
 	snapshot tensorfusion.Snapshot
 	goal     tensorfusion.Goal
@@ -158,7 +160,7 @@ func rowsOf(fs []finding.Finding) string {
 func (e *engine) drift(ctx workflow.Context, s *stage.Scope, after string) error {
 	var r tensorfusion.DriftResult
 	if err := e.do(ctx, s, tensorfusion.DriftActivity, "compare UIDs after "+after, time.Minute, tensorfusion.DriftRequest{
-		Scope: e.scope, Snapshot: e.snapshot, Planned: e.touched, PlannedWorkers: e.touchedWorkers || e.forecastWorkers, Allocations: e.upgraded.Revision == 0,
+		Scope: e.scope, Snapshot: e.snapshot, Planned: e.planned(), PlannedWorkers: e.touchedWorkers || e.forecastWorkers, Allocations: e.upgraded.Revision == 0,
 	}, &r); err != nil {
 		return err
 	}
@@ -172,6 +174,15 @@ func (e *engine) drift(ctx workflow.Context, s *stage.Scope, after string) error
 		"P12: something else replaces pods here. Going on would roll nodes that nobody watches.",
 		"Find out who did it (events, audit log); check that auto update is still off. retry takes the present state as the new reference.",
 		[]string{protocol.Retry, protocol.Abort, protocol.Rollback}, r.Findings...)
+}
+
+// planned are the nodes whose hypervisor may have changed since the last
+// comparison.
+func (e *engine) planned() []string {
+	if e.outage {
+		return workflow.DeterministicKeys(e.snapshot.Hypervisors)
+	}
+	return e.touched
 }
 
 // digestOf is the SHA-256 of a value's canonical JSON (struct fields in their

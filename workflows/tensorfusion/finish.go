@@ -86,39 +86,59 @@ func (e *engine) proven() (n int) {
 
 // storeReceipt writes the receipt as artifact and ConfigMap (contract 16).
 func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
-	req, err := e.receiptRequest(ctx, protocol.OutcomeDone)
-	if err != nil {
-		return err
+	r, err := e.writeReceipt(ctx, protocol.OutcomeDone, func(summary string, req tensorfusion.ReceiptRequest, out *tensorfusion.ReceiptResult) error {
+		return e.do(ctx, s, tensorfusion.ReceiptActivity, summary, time.Minute, req, out)
+	})
+	if err == nil {
+		s.Note("%s and ConfigMap %s", r.Artifact.URL, r.ConfigMap)
 	}
-	var r tensorfusion.ReceiptResult
-	if err := e.do(ctx, s, tensorfusion.ReceiptActivity, "store the receipt", time.Minute, req, &r); err != nil {
-		return err
-	}
-	e.recorded(r)
-	s.Note("%s and ConfigMap %s", r.Artifact.URL, r.ConfigMap)
-	return nil
+	return err
 }
 
-// recorded lists what the receipt was stored as.
-func (e *engine) recorded(r tensorfusion.ReceiptResult) {
+// rowsPerPage bounds the rows per host in one activity's input: Temporal takes
+// 2 MiB, a row has up to 500 bytes, and bytes in JSON grow by a third.
+const rowsPerPage = 2500
+
+// writeReceipt stores the record of the run with its rows per host; those of a
+// big cluster go before it, page by page.
+func (e *engine) writeReceipt(ctx workflow.Context, outcome protocol.Outcome, write func(string, tensorfusion.ReceiptRequest, *tensorfusion.ReceiptResult) error) (tensorfusion.ReceiptResult, error) {
+	var r tensorfusion.ReceiptResult
+	req := tensorfusion.ReceiptRequest{Scope: e.scope, Key: e.key(ctx)}
+	if len(e.rows) > rowsPerPage {
+		for part := range slices.Chunk(e.rows, rowsPerPage) {
+			page := req
+			page.Page, page.Pages = len(req.Pages)+1, nil
+			var err error
+			if page.Hosts, err = json.Marshal(part); err != nil {
+				return r, err
+			}
+			var stored tensorfusion.ReceiptResult
+			if err := write(fmt.Sprintf("store page %d of the rows per host", page.Page), page, &stored); err != nil {
+				return r, err
+			}
+			e.run.Artifact(stored.Hosts)
+			req.Pages = append(req.Pages, stored.Hosts.URL)
+		}
+	}
+	doc := e.receipt(outcome)
+	doc.Plan = nil // its diff is an artifact of its own; a ConfigMap holds 1 MiB
+	var err error
+	if req.JSON, err = json.Marshal(doc); err != nil {
+		return r, err
+	}
+	if len(req.Pages) == 0 {
+		if req.Hosts, err = json.Marshal(e.rows); err != nil {
+			return r, err
+		}
+	}
+	if err := write("store the receipt", req, &r); err != nil {
+		return r, err
+	}
 	e.run.Artifact(r.Artifact)
 	if r.Hosts.URL != "" {
 		e.run.Artifact(r.Hosts)
 	}
-}
-
-func (e *engine) receiptRequest(ctx workflow.Context, outcome protocol.Outcome) (tensorfusion.ReceiptRequest, error) {
-	doc := e.receipt(outcome)
-	doc.Plan = nil // its diff is an artifact of its own; a ConfigMap holds 1 MiB
-	body, err := json.Marshal(doc)
-	if err != nil {
-		return tensorfusion.ReceiptRequest{}, err
-	}
-	rows, err := json.Marshal(e.rows)
-	if err != nil {
-		return tensorfusion.ReceiptRequest{}, err
-	}
-	return tensorfusion.ReceiptRequest{Scope: e.scope, Key: e.key(ctx), JSON: body, Hosts: rows}, nil
+	return r, nil
 }
 
 // finish closes the run: the Lease goes back, the receipt is the result.
@@ -143,16 +163,10 @@ func (e *engine) finish(err error) (protocol.Receipt, error) {
 	}
 	if e.held && outcome != protocol.OutcomeDone {
 		e.run.Cleanup("closing-receipt", "store the record of a run that ended early", func(ctx workflow.Context) error {
-			req, err := e.receiptRequest(ctx, outcome)
-			if err != nil {
-				return err
-			}
-			var r tensorfusion.ReceiptResult
-			if err := release.Last(ctx, e.cluster, tensorfusion.ReceiptActivity, "store the receipt", req, &r); err != nil {
-				return err
-			}
-			e.recorded(r)
-			return nil
+			_, err := e.writeReceipt(ctx, outcome, func(summary string, req tensorfusion.ReceiptRequest, out *tensorfusion.ReceiptResult) error {
+				return release.Last(ctx, e.cluster, tensorfusion.ReceiptActivity, summary, req, out)
+			})
+			return err
 		})
 	}
 	e.unlock()

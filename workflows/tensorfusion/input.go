@@ -215,6 +215,7 @@ func (p *problems) limits(l Limits) {
 func (p *problems) validation(v Validation, acknowledged []string) {
 	p.choice("validation.mode", v.Mode, ValidateAgent, ValidateCanaryJob, ValidateNone)
 	p.choice("validation.level", string(v.Level), string(gpu.Quick), string(gpu.Standard), string(gpu.Stress))
+	*p = append(*p, gpunode.ExpectProblems("validation.expect", v.Expect)...)
 	if v.Mode == ValidateNone && !slices.Contains(acknowledged, rollout.AcknowledgeValidation) {
 		p.add("validation.mode", "is none: hosts would be called proven without a GPU call; add \"validation\" to acknowledge to accept that")
 	}

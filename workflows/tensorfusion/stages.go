@@ -48,6 +48,9 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 	s.Note("controller %s -> %s, hypervisor %s -> %s; %d pools, %d GPU nodes, %d GPUs; %d checks met",
 		e.pre.Source.Controller, e.pre.Target.Controller, tagOf(e.pre.Source.Hypervisor), tagOf(e.pre.Target.Hypervisor),
 		len(e.pre.Pools), nodes, e.snapshot.GPUs, met(e.pre.Checks))
+	if e.pre.Database != "" {
+		s.Note("%s", e.pre.Database)
+	}
 	return nil
 }
 
@@ -200,7 +203,7 @@ func (e *engine) hold(ctx workflow.Context, s *stage.Scope) error {
 // switchOff holds and keeps the policy as it was found first.
 func (e *engine) switchOff(ctx workflow.Context, s *stage.Scope) error {
 	r, err := release.Hold(ctx, s, "hold auto update", tensorfusion.HoldRequest{
-		Scope: e.scope, Limit: e.limits.Hold.D(), Nudge: e.pre.NeedsNudge,
+		Scope: e.scope, Limit: e.limits.Hold.D(), Nudge: e.pre.NeedsNudge, Outage: e.acceptsOutage(),
 	})
 	if err != nil {
 		return err
@@ -212,18 +215,38 @@ func (e *engine) switchOff(ctx workflow.Context, s *stage.Scope) error {
 		e.before = e.undo.Policy
 	}
 	e.held = true
+	if r.Unheld != "" {
+		e.unheld(s, "hold", r.Unheld)
+		return nil
+	}
 	s.Note("auto update off in %d pools, seen by every GPUPool after %s", len(r.Before), r.Waited.Round(100*time.Millisecond))
 	return nil
 }
 
+// acceptsOutage: the plan goes on without a hold that can't be had.
+func (e *engine) acceptsOutage() bool { return slices.Contains(e.acknowledge, "P10") }
+
+// unheld goes on without the hold, as acknowledged: from here on until every
+// host is proven, the hypervisors that the controller replaces by itself are no
+// drift.
+func (e *engine) unheld(s *stage.Scope, at, found string) {
+	e.outage = true
+	why := fmt.Sprintf("P10: at %s the hold could not be had (%s): every hypervisor may be replaced at once, as the plan acknowledges", at, found)
+	s.Note("%s", why)
+	e.run.Warn(why)
+}
+
 // assertHold proves before a dangerous step that nobody switched auto update
-// on again.
+// on again. Before the rollouts the hold must be had: a new controller leads.
 func (e *engine) assertHold(ctx workflow.Context, s *stage.Scope, before string) error {
 	r, err := release.Hold(ctx, s, "check the hold before "+before, tensorfusion.HoldRequest{
-		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true,
+		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true, Outage: e.acceptsOutage() && !e.led,
 	})
 	if err != nil {
 		return err
+	}
+	if r.Unheld != "" {
+		e.unheld(s, before, r.Unheld)
 	}
 	if len(r.Broken) == 0 {
 		return nil
@@ -308,6 +331,7 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks); err != nil {
 		return err
 	}
+	e.led = true
 	switch {
 	case !e.templatesChange() && sameTemplates(e.pre.Pools, c.Pools):
 		e.goal.Since = time.Time{} // a pod of a template that did not change is proven whatever its age
@@ -350,7 +374,7 @@ func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
 	}, &r); err != nil {
 		return err
 	}
-	e.restored = e.policy != tensorfusion.PolicyKeepOff
+	e.restored, e.outage = e.policy != tensorfusion.PolicyKeepOff, false
 	for _, p := range r.After {
 		s.Note("%s: pool %s autoUpdateHypervisor=%t autoUpdateWorker=%t autoUpdateClient=%t",
 			e.policy, p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient)

@@ -56,6 +56,9 @@ type installation struct {
 	policies      []tensorfusion.PolicyRequest
 	drifts        []tensorfusion.DriftRequest
 	policyRefused bool
+	unheld        int // holds and assertions that the pools do not show, from the first on
+	holds         []tensorfusion.HoldRequest
+	fleet         []string // more nodes of pool shared
 	receipts      []tensorfusion.ReceiptRequest
 	rollbacks     []RollbackInput
 	rollbackEnd   protocol.Receipt
@@ -102,16 +105,27 @@ func (i *installation) preflight(_ context.Context, r tensorfusion.PreflightRequ
 	}
 	intent := r.Intent
 	intent.Digest = "digest"
+	hypervisors := map[string]string{"gpu-1": "uid-1"}
+	for _, node := range i.fleet {
+		hypervisors[node] = podUID
+	}
 	return tensorfusion.PreflightResult{
 		Source: tensorfusion.Versions{Chart: "1.8.6", Controller: "2.16.3", Hypervisor: oldImage, Revision: i.revision},
 		Target: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage},
 		Intent: intent, Checks: checks, Pools: pools(i.template), Policy: asFound, NoChange: i.noChange, NeedsNudge: true,
-		Snapshot: tensorfusion.Snapshot{Hypervisors: map[string]string{"gpu-1": "uid-1"}, GPUs: 16, Youngest: youngest},
+		Snapshot: tensorfusion.Snapshot{Hypervisors: hypervisors, GPUs: 16, Youngest: youngest},
 		Goal:     tensorfusion.Goal{HypervisorImage: newImage, PodName: "tf-hypervisor-"},
 	}, nil
 }
 
 func (i *installation) hold(_ context.Context, r tensorfusion.HoldRequest) (tensorfusion.HoldResult, error) {
+	i.holds = append(i.holds, r)
+	if len(i.holds) <= i.unheld {
+		if !r.Outage {
+			return tensorfusion.HoldResult{}, finding.Finding{Row: "P10", Object: "hold of the update policy in every GPUPool", Found: "GPUPool/tf-shared shows the old policy"}.Error(finding.Stop)
+		}
+		return tensorfusion.HoldResult{Before: slices.Clone(asFound), Unheld: "GPUPool/tf-shared shows the old policy"}, nil
+	}
 	if r.Assert {
 		i.record(tensorfusion.HoldActivity, "assert")
 		i.undone = append(i.undone, r.Undo...)
@@ -128,7 +142,9 @@ func (i *installation) checkDrift(_ context.Context, r tensorfusion.DriftRequest
 	i.record(tensorfusion.DriftActivity)
 	number := fmt.Sprint(len(i.drifts))
 	out := tensorfusion.DriftResult{Findings: i.drift[number], Snapshot: r.Snapshot}
-	out.Snapshot.Hypervisors = map[string]string{"gpu-1": "seen-" + number}
+	if len(i.fleet) == 0 {
+		out.Snapshot.Hypervisors = map[string]string{"gpu-1": "seen-" + number}
+	}
 	return out, nil
 }
 
@@ -139,6 +155,13 @@ func (i *installation) rollout(_ workflow.Context, in rollout.Input) (rollout.Re
 	out := rollout.Result{Outcome: protocol.OutcomeDone}
 	if in.Component == Hypervisor {
 		out.Hosts = []rollout.HostRow{{Name: in.Entry + "-1", Outcome: tensorfusion.OutcomeReplaced}}
+		if in.Entry == "shared" {
+			for _, node := range i.fleet {
+				out.Hosts = append(out.Hosts, rollout.HostRow{
+					Name: node, Outcome: tensorfusion.OutcomeReplaced, OldUID: podUID, NewUID: podUID, Seconds: 41.5, Verdict: gpu.Pass,
+				})
+			}
+		}
 	}
 	return out, nil
 }
@@ -197,7 +220,11 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.ObservePoolActivity: func(_ context.Context, r tensorfusion.ObservePoolRequest) (tensorfusion.PoolObservation, error) {
 			i.planned = append(i.planned, r)
 			entry := strings.TrimPrefix(r.Pool, "tf-")
-			return tensorfusion.PoolObservation{Pool: r.Pool, Hosts: []tensorfusion.Host{{Name: entry + "-1"}, {Name: entry + "-2"}}}, nil
+			hosts := []tensorfusion.Host{{Name: entry + "-1"}, {Name: entry + "-2"}}
+			for _, node := range i.fleet {
+				hosts = append(hosts, tensorfusion.Host{Name: node, Created: youngest, UID: podUID})
+			}
+			return tensorfusion.PoolObservation{Pool: r.Pool, Hosts: hosts}, nil
 		},
 		tensorfusion.HoldActivity:  i.hold,
 		tensorfusion.DriftActivity: i.checkDrift,
@@ -238,6 +265,10 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.ReceiptActivity: func(_ context.Context, r tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
 			i.record(tensorfusion.ReceiptActivity)
 			i.receipts = append(i.receipts, r)
+			if len(r.JSON) == 0 {
+				name := fmt.Sprintf("hosts-%d.json", r.Page)
+				return tensorfusion.ReceiptResult{Hosts: artifact.Ref{Name: name, URL: "file:///" + name}}, nil
+			}
 			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}, Hosts: artifact.Ref{Name: "hosts.json", URL: "file:///hosts.json"}, ConfigMap: "refit-receipt"}, nil
 		},
 	}

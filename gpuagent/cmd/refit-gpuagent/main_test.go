@@ -21,7 +21,7 @@ import (
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
-	"github.com/refit-run/refit/gpuagent/temporaltest"
+	"github.com/refit-run/refit/tests/temporaltest"
 )
 
 // actAsAgent makes the test binary the agent, so that it can be killed.

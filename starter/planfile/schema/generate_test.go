@@ -19,8 +19,10 @@ import (
 
 	"github.com/refit-run/refit/starter/planfile"
 	"github.com/refit-run/refit/starter/run"
+	"github.com/refit-run/refit/workflows/cassandra"
 	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/nats"
+	"github.com/refit-run/refit/workflows/openbao"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -40,6 +42,12 @@ func TestSchemasAreThoseOfTheInputStructs(t *testing.T) {
 		protocol.NATSDrain:            nats.DrainInput{},
 		protocol.NATSReplicas:         nats.ReplicasInput{},
 		protocol.NATSRoll:             nats.RollInput{},
+		protocol.CassandraBackup:      cassandra.BackupInput{},
+		protocol.CassandraExpand:      cassandra.ExpandInput{},
+		protocol.CassandraReplication: cassandra.ReplicationInput{},
+		protocol.CassandraLedger:      cassandra.LedgerInput{},
+		protocol.OpenBaoSnapshot:      openbao.SnapshotInput{},
+		protocol.OpenBaoReplace:       openbao.ReplaceInput{},
 	}
 	for name, input := range inputs {
 		t.Run(name, func(t *testing.T) {

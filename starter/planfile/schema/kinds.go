@@ -30,6 +30,12 @@ func Kinds() []planfile.Kind {
 		{Name: protocol.NATSDrain, Schema: file(protocol.NATSDrain), Read: natsDrain},
 		{Name: protocol.NATSReplicas, Schema: file(protocol.NATSReplicas), Read: natsReplicas},
 		{Name: protocol.NATSRoll, Schema: file(protocol.NATSRoll), Read: natsRoll},
+		{Name: protocol.CassandraBackup, Schema: file(protocol.CassandraBackup), Read: cassandraBackup},
+		{Name: protocol.CassandraExpand, Schema: file(protocol.CassandraExpand), Read: cassandraExpand},
+		{Name: protocol.CassandraReplication, Schema: file(protocol.CassandraReplication), Read: cassandraReplication},
+		{Name: protocol.CassandraLedger, Schema: file(protocol.CassandraLedger), Read: cassandraLedger},
+		{Name: protocol.OpenBaoSnapshot, Schema: file(protocol.OpenBaoSnapshot), Read: openbaoSnapshot},
+		{Name: protocol.OpenBaoReplace, Schema: file(protocol.OpenBaoReplace), Read: openbaoReplace},
 	}
 }
 

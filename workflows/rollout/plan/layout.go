@@ -56,6 +56,10 @@ func (l Layout) Total() int {
 	return n
 }
 
+// MaxHosts is how many hosts one rollout takes: it carries a record of each
+// through every continue-as-new, and Temporal takes 2 MiB.
+const MaxHosts = 5000
+
 // Build lays the strategy over the hosts of a pool. It fails with *Invalid
 // when they do not fit. Broken hosts go last, where they can't spoil the
 // canary's verdict; fixFirst puts them first, as a rollback wants it.
@@ -65,6 +69,9 @@ func Build(s Strategy, hosts []Host, fixFirst bool) (Layout, error) {
 	p.list = append(p.list, s.Validate("")...)
 	if len(hosts) == 0 {
 		p.add("canary", "can't be chosen: the pool has no hosts")
+	}
+	if len(hosts) > MaxHosts {
+		p.add("hosts", "are %d: one rollout takes at most %d, split the pool", len(hosts), MaxHosts)
 	}
 	todo := make([]Host, 0, len(hosts))
 	l := Layout{Strategy: s, MaxUnavailable: s.MaxUnavailable.of(len(hosts))}

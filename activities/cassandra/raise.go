@@ -1,0 +1,190 @@
+package cassandra
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/evidence"
+	"github.com/refit-run/refit/activities/finding"
+)
+
+// RaiseRequest raises keyspaces to so many copies.
+type RaiseRequest struct {
+	Place
+	Login     Login    `json:"login"`
+	Keyspaces []string `json:"keyspaces,omitempty"`
+	// All raises every keyspace that is not a member's own, system_auth last.
+	All    bool `json:"all,omitempty"`
+	Factor int  `json:"factor"`
+	// PlanOnly stops once it is known what would be altered.
+	PlanOnly bool `json:"planOnly,omitempty"`
+	// Limit is how long a missing quorum is waited for.
+	Limit time.Duration `json:"limit"`
+}
+
+// RaiseResult is what was there before, and what was done.
+type RaiseResult struct {
+	DataCenter string `json:"dataCenter"`
+	Plan
+	// Before is the list of all keyspaces with their replication, kept before
+	// the first statement (N185).
+	Before artifact.Ref `json:"before,omitzero"`
+	// At is the member's clock when the keyspaces had their copies: a repair
+	// that counts has started after it.
+	At time.Time `json:"at"`
+}
+
+// Raise is the activity cassandra.Raise (N139, N141, N144, N184-N186, N188): it
+// proves that the data centre that the pods are told is the one that the
+// members are in, keeps the replication of all keyspaces, and alters what needs
+// it. It may run twice.
+func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult, err error) {
+	c, err := a.open(ctx, r.Place)
+	if err != nil {
+		return out, err
+	}
+	defer c.close()
+	told, err := c.dataCenter(ctx)
+	if err != nil {
+		return out, err
+	}
+	err = c.patient(ctx, r.Limit, func(ctx context.Context) error {
+		s, err := c.loginFirst(ctx, r.Login)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if out.DataCenter, err = s.sameCenter(ctx, told); err != nil {
+			return err
+		}
+		live, err := s.keyspaces(ctx)
+		if err != nil {
+			return err
+		}
+		var strange []finding.Finding
+		if out.Plan, strange = plan(live, r.Keyspaces, r.All, told, r.Factor); len(strange) > 0 {
+			return strange[0].Error(finding.Stop)
+		}
+		if out.Before.Name == "" {
+			if out.Before, err = evidence.Store(ctx, a.Artifacts, "keyspaces.json", len(live), live); err != nil {
+				return err
+			}
+		}
+		if r.PlanOnly {
+			out.At, err = s.clock(ctx)
+			return err
+		}
+		for _, k := range out.Raise {
+			c.record.Say("raise " + k.Name)
+			if err := c.fence(ctx); err != nil {
+				return err
+			}
+			if err := s.statement(ctx, alter(k.Name, told, r.Factor)); err != nil {
+				return err
+			}
+		}
+		if live, err = s.keyspaces(ctx); err != nil {
+			return err
+		}
+		if left, _ := plan(live, r.Keyspaces, r.All, told, r.Factor); len(left.Raise) > 0 {
+			return finding.Finding{Row: "N188", Object: "keyspace " + left.Raise[0].Name, Expected: fmt.Sprintf("%d copies in %s", r.Factor, told), Found: left.Raise[0].String(),
+				Next: "somebody else alters it, or members disagree on the schema"}.Error(finding.Wait)
+		}
+		out.At, err = s.clock(ctx)
+		return err
+	})
+	return out, err
+}
+
+// loginFirst logs in to the first member that is Ready.
+func (c *cluster) loginFirst(ctx context.Context, l Login) (*session, error) {
+	pod, err := c.first(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.login(ctx, &pod, l)
+}
+
+// dataCenter is the name that the pods are told (N139).
+func (c *cluster) dataCenter(ctx context.Context) (string, error) {
+	set, err := c.set(ctx)
+	if err != nil {
+		return "", err
+	}
+	value, _ := variable(set.Spec.Template.Spec, c.place.Members.Container, dataCenterVariable)
+	return value, ValidDataCenter(value)
+}
+
+const (
+	dataCenterVariable = "CASSANDRA_DC"
+	seedsVariable      = "CASSANDRA_SEEDS"
+)
+
+// variable is a plain value in a container's environment.
+func variable(spec corev1.PodSpec, container, name string) (string, bool) {
+	for _, c := range spec.Containers {
+		if c.Name != container {
+			continue
+		}
+		for _, e := range c.Env {
+			if e.Name == name && e.ValueFrom == nil {
+				return e.Value, true
+			}
+		}
+	}
+	return "", false
+}
+
+// sameCenter proves that the member is in the data centre that the pods are
+// told: a factor under another name would take all copies away (N184).
+func (s *session) sameCenter(ctx context.Context, told string) (string, error) {
+	rows, err := s.rows(ctx, "SELECT data_center FROM system.local")
+	if err != nil {
+		return "", err
+	}
+	live := ""
+	if len(rows) == 1 {
+		live, _ = rows[0]["data_center"].(string)
+	}
+	if live == told {
+		return live, nil
+	}
+	return live, finding.Finding{
+		Row: "N184", Object: "data centre of Cassandra", Expected: told + " (" + dataCenterVariable + " of the StatefulSet)", Found: fmt.Sprintf("%q on %s", live, s.pod),
+		Why: "copies would be asked for in a data centre without members", Next: "find out which of the two is right; nothing was altered",
+	}.Error(finding.Stop)
+}
+
+func (s *session) keyspaces(ctx context.Context) ([]Keyspace, error) {
+	rows, err := s.rows(ctx, "SELECT keyspace_name, replication FROM system_schema.keyspaces")
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Keyspace, 0, len(rows))
+	for _, row := range rows {
+		name, _ := row["keyspace_name"].(string)
+		options, _ := row["replication"].(map[string]string)
+		out = append(out, replication(name, options))
+	}
+	sortKeyspaces(out)
+	return out, nil
+}
+
+// clock is the member's.
+func (s *session) clock(ctx context.Context) (time.Time, error) {
+	rows, err := s.rows(ctx, "SELECT toTimestamp(now()) AS now FROM system.local")
+	if err != nil {
+		return time.Time{}, err
+	}
+	if len(rows) == 1 {
+		if now, ok := rows[0]["now"].(time.Time); ok {
+			return now.UTC(), nil
+		}
+	}
+	return time.Time{}, finding.Finding{Object: "clock of " + s.pod, Expected: "one row", Found: strings.TrimSpace(fmt.Sprint(rows))}.Error(finding.Stop)
+}

@@ -1,0 +1,114 @@
+package evidence
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.temporal.io/sdk/activity"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/kube"
+)
+
+// maxKept bounds what one wait keeps besides its end: a system that swings
+// between two states would fill the store.
+const maxKept = 100
+
+// Record is what one activity sees of a system: it keeps the looks, and beats
+// until it is stopped.
+type Record struct {
+	Trail Trail
+	store *artifact.Store
+	beat  *kube.Beat
+	tell  func(string)
+}
+
+// Begin starts the record, and the heartbeat with it. Until something was
+// found the heartbeat tells what the try before has told last: were it told
+// nothing, that would be lost for the try after.
+func Begin(ctx context.Context, store *artifact.Store) *Record {
+	r := &Record{store: store}
+	if activity.IsActivity(ctx) {
+		former := ""
+		if activity.HasHeartbeatDetails(ctx) {
+			_ = activity.GetHeartbeatDetails(ctx, &former) // of another kind: not ours
+		}
+		r.tell = func(found string) {
+			if found == "" {
+				found = former
+			}
+			activity.RecordHeartbeat(ctx, found)
+		}
+	}
+	r.beat = kube.StartBeat(0, r.tell)
+	return r
+}
+
+// Say is what the next heartbeats tell.
+func (r *Record) Say(found string) { r.beat.Set(found) }
+
+// Mark says it, and does not wait for the next heartbeat: what the next try
+// must know is told before it is done.
+func (r *Record) Mark(found string) {
+	r.Say(found)
+	if r.tell != nil {
+		r.tell(found)
+	}
+}
+
+// End stops the heartbeat.
+func (r *Record) End() { r.beat.Stop() }
+
+// Look is what one look came to: whether the wait is over, in a few words what
+// was found, and all that was seen, which has so many entries.
+type Look struct {
+	Done    bool
+	Found   string
+	Entries int
+	Seen    any
+}
+
+// Until looks until the wait is over or the limit has passed. Every look
+// begins anew. What it saw is kept as an artifact of its own whenever it came
+// to something else than the look before, counts aside. While it waits, a look
+// that can't be kept is told and no reason to stop; the last one must be kept.
+func (r *Record) Until(ctx context.Context, limit, pace time.Duration, look func(ctx context.Context) (Look, error)) error {
+	kept, said := 0, ""
+	_, err := kube.Poll(ctx, limit, pace, func(ctx context.Context) (bool, error) {
+		l, err := look(ctx)
+		if err != nil {
+			return false, err
+		}
+		r.Trail.Looks++
+		r.Say(l.Found)
+		key := gist(l.Found)
+		if !l.Done && (kept >= maxKept || kept > 0 && key == said) {
+			return false, nil
+		}
+		ref, err := Store(ctx, r.store, fmt.Sprintf("look-%04d.json", r.Trail.Looks), l.Entries, l.Seen)
+		if err != nil && !l.Done {
+			r.Say(l.Found + "; evidence not kept: " + err.Error())
+			return false, nil
+		}
+		kept, said = kept+1, key
+		if err == nil {
+			r.Trail.Last = ref
+		}
+		return l.Done, err
+	})
+	return err
+}
+
+// gist is what was found without the counts and the ends of connections, which
+// change with every look and say nothing new. Names keep their numbers.
+func gist(found string) string {
+	words := strings.Fields(found)
+	for i, w := range words {
+		if strings.Trim(w, `0123456789.,;:()"`) == "" && strings.Count(w, ".") < 2 || strings.Contains(w, "->") {
+			words[i] = "#"
+		}
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,239 @@
+package datastores
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gocql/gocql"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/refit-run/refit/tests/sandbox"
+)
+
+// What the sandbox's Cassandra begins with.
+const (
+	cassandraSystem = "cassandra-system"
+	cassandraRows   = 1000
+	cassandraRoles  = 20
+)
+
+// guideStops is how the script ends where the guide says stop.
+const guideStops = "exit 3"
+
+// copiesWanted are those of every keyspace at the end.
+const copiesWanted = 3
+
+var cassandraMembers = names(3, "cassandra-%d")
+
+// BenchmarkCassandraExpand expands one member to three by the guide's script,
+// by the same script with the seeds that let it get to its end, and by Refit,
+// once each: every one takes a world of its own, and minutes. What clients lose
+// is compared with the guide's order, the time with the script that ends.
+func BenchmarkCassandraExpand(b *testing.B) {
+	costs := map[string]cost{}
+	for _, way := range []struct {
+		name string
+		work func(c *cassandra) (wall, gates time.Duration)
+	}{
+		{"guide", func(c *cassandra) (wall, gates time.Duration) {
+			_, at, err := c.guide("cassandra.sh")
+			if c.stopped = err != nil; c.stopped {
+				require.ErrorContains(c.b, err, guideStops)
+				logf("the guide's order has not come to its end: %v", err)
+			}
+			return at.took(), 0
+		}},
+		{"script", func(c *cassandra) (wall, gates time.Duration) {
+			_, at, err := c.guide("cassandra.sh", "seeds")
+			require.NoError(c.b, err)
+			return at.took(), 0
+		}},
+		{"refit", func(c *cassandra) (wall, gates time.Duration) {
+			run, at := c.refit("examples/cassandra-expand.yaml", "expand")
+			return at.took(), cassandraGates(c.b, c.acts(run))
+		}},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				c := &cassandra{world: up(b, "cassandra")}
+				c.password = c.secret(cassandraSystem, "cassandra-admin", "password")
+				costs[way.name] = c.measured(way.work)
+				logf("Cassandra by %s: %+v", way.name, costs[way.name])
+				if c.stopped {
+					sheet{"cassandra-expand", 1}.line("guide-stopped-after", costs[way.name].wall.Seconds(), "s", "", 0)
+				}
+			}
+		})
+	}
+	guide, script, refit := costs["guide"], costs["script"], costs["refit"]
+	if guide.wall == 0 || script.wall == 0 || refit.wall == 0 {
+		return // one was not asked for, or has failed and says so
+	}
+	out := sheet{"cassandra-expand", 1}
+	out.walls(script, refit)
+	out.refused("writes", guide.writes, refit.writes)
+	out.refused("logins", guide.logins, refit.logins)
+	out.rows("at-worst", guide.missing, refit.missing)
+	out.rows("at-end", guide.left, refit.left)
+}
+
+// cassandraGates is how long a run took for what the guide does not have:
+// looks at the ring but for the one after the scale, logins but for the last
+// proof, looks at the keyspaces that alter nothing, and the step to two copies
+// with its repairs.
+func cassandraGates(b testing.TB, acts []act) (total time.Duration) {
+	b.Helper()
+	last := -1
+	for i, a := range acts {
+		if a.kind == "cassandra.Logins" {
+			last = i
+		}
+	}
+	scaled, seen := false, false
+	for i, a := range acts {
+		var in struct {
+			Factor   int  `json:"factor"`
+			Copies   int  `json:"copies"`
+			PlanOnly bool `json:"planOnly"`
+		}
+		require.NoError(b, json.Unmarshal(a.input, &in))
+		gate := false
+		switch a.kind {
+		case "cassandra.Scale":
+			scaled = true
+		case "cassandra.Ring":
+			gate = !scaled || seen
+			seen = scaled
+		case "cassandra.Logins":
+			gate = i != last
+		case "cassandra.Raise":
+			gate = in.PlanOnly || in.Factor < copiesWanted
+		case "cassandra.Repair":
+			gate = in.Copies < copiesWanted
+		}
+		if gate {
+			total += a.took()
+		}
+	}
+	return total
+}
+
+// cassandra is the world with Cassandra.
+type cassandra struct {
+	*world
+	password string
+	// stopped: the guide said stop.
+	stopped bool
+
+	logins, writes meter
+	// accepted counts the rows that were written, worst is how many were missing.
+	accepted, worst int
+}
+
+// pod leads a session to the pod that has the name now.
+type pod struct {
+	w    *world
+	name string
+}
+
+func (p pod) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	return p.w.DialPod(ctx, cassandraSystem, p.name, 9042)
+}
+
+// measured does the work while a client uses Cassandra.
+func (c *cassandra) measured(work func(c *cassandra) (wall, gates time.Duration)) (out cost) {
+	c.b.Helper()
+	self, err := os.Executable()
+	require.NoError(c.b, err)
+	c.Setenv(toolVariable, self)
+	admin, err := sandbox.CQL(pod{c.world, cassandraMembers[0]}, "cassandra", c.password)
+	require.NoError(c.b, err)
+	for i := range cassandraRoles {
+		require.NoError(c.b, admin.Query(fmt.Sprintf("GRANT MODIFY ON KEYSPACE nvcf_api TO service_%02d", i)).Exec())
+	}
+	admin.Close()
+	end := always(500*time.Millisecond, c.use)
+	out.wall, out.gates = work(c)
+	end()
+	now := time.Now()
+	require.Positive(c.b, c.accepted, "the client has written: %s", c.writes.first)
+	out.writes, out.logins, out.missing, out.left = c.writes.refused(now), c.logins.refused(now), c.worst, c.atEnd()
+	return out
+}
+
+// use is one turn of the client: log in to a Ready member, as its Service leads
+// there, each time as another service; write a row; count all rows at a quorum.
+func (c *cassandra) use(n int) {
+	began := time.Now()
+	ready := c.ready()
+	if len(ready) == 0 {
+		err := errors.New("no member is Ready")
+		c.logins.tried(began, time.Now(), err)
+		c.writes.tried(began, time.Now(), err)
+		return
+	}
+	db, err := sandbox.CQL(pod{c.world, ready[n%len(ready)]}, fmt.Sprintf("service_%02d", n%cassandraRoles), c.password)
+	c.logins.tried(began, time.Now(), err)
+	if err != nil {
+		c.writes.tried(began, time.Now(), err)
+		return
+	}
+	defer db.Close()
+	err = db.Query("INSERT INTO nvcf_api.records (id, body) VALUES (?, ?)", cassandraRows+n, "written").Consistency(gocql.LocalQuorum).Exec()
+	c.writes.tried(began, time.Now(), err)
+	if err == nil {
+		c.accepted++
+	}
+	var rows int
+	if db.Query("SELECT count(*) FROM nvcf_api.records").Consistency(gocql.LocalQuorum).Scan(&rows) == nil {
+		c.worst = max(c.worst, cassandraRows+c.accepted-rows)
+	}
+}
+
+// ready are the members that a Service would lead to.
+func (c *cassandra) ready() (all []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	pods, err := c.Kube.CoreV1().Pods(cassandraSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=cassandra"})
+	if err != nil {
+		return nil
+	}
+	for _, p := range pods.Items {
+		if p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(is corev1.PodCondition) bool {
+			return is.Type == corev1.PodReady && is.Status == corev1.ConditionTrue
+		}) {
+			all = append(all, p.Name)
+		}
+	}
+	return all
+}
+
+// atEnd is how many rows the member that has the fewest does not show by
+// itself; where nobody is let in, all are missing.
+func (c *cassandra) atEnd() (missing int) {
+	for _, name := range cassandraMembers {
+		rows := 0
+		for role := range cassandraRoles {
+			db, err := sandbox.CQL(pod{c.world, name}, fmt.Sprintf("service_%02d", role), c.password)
+			if err != nil {
+				continue
+			}
+			err = db.Query("SELECT count(*) FROM nvcf_api.records").Scan(&rows)
+			db.Close()
+			if err == nil {
+				break
+			}
+		}
+		missing = max(missing, cassandraRows+c.accepted-rows)
+	}
+	return missing
+}

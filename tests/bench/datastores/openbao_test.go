@@ -1,0 +1,247 @@
+package datastores
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	openbaoSystem  = "vault-system"
+	openbaoImage   = "nvcf-openbao:2.6.3-nv-1.3.7"
+	openbaoVersion = "2.6.3"
+	// askOpenBao bounds one question to a member.
+	askOpenBao = 3 * time.Second
+)
+
+var openbaoMembers = names(3, "openbao-server-%d")
+
+// BenchmarkOpenBaoReplace replaces all pods by the script and by Refit in turn.
+// Only the first replacement, which nobody measures, changes the version: every
+// other one finds what the one before has left, with another label.
+func BenchmarkOpenBaoReplace(b *testing.B) {
+	times := repetitions(b)
+	for b.Loop() {
+		w := up(b, "openbao")
+		s := &openbao{world: w, token: w.secret(openbaoSystem, "openbao-server-root-token", "root_token")}
+		s.template("bench-0")
+		_, _, err := w.guide("openbao.sh", openbaoImage, openbaoVersion)
+		require.NoError(b, err)
+		var script, refit []cost
+		for i := range times {
+			s.template(fmt.Sprintf("bench-%d-script", i+1))
+			script = append(script, s.measured(func(*watcher) (wall, gates time.Duration) {
+				_, at, err := w.guide("openbao.sh", openbaoImage, openbaoVersion)
+				require.NoError(b, err)
+				return at.took(), 0
+			}))
+			s.template(fmt.Sprintf("bench-%d-refit", i+1))
+			refit = append(refit, s.measured(func(seen *watcher) (wall, gates time.Duration) {
+				run, at := w.refit("examples/openbao-replace.yaml", fmt.Sprintf("replace-%d", i+1))
+				return at.took(), seen.gates(b, w.acts(run))
+			}))
+			logf("OpenBao %d of %d: script %+v, Refit %+v", i+1, times, script[i], refit[i])
+		}
+		out := sheet{"openbao-replace", times}
+		out.walls(median(script), median(refit))
+		out.refused("writes", median(script).writes, median(refit).writes)
+		out.refused("reads", median(script).reads, median(refit).reads)
+	}
+}
+
+// openbao is the world with OpenBao.
+type openbao struct {
+	*world
+	token string
+}
+
+// template makes every pod stale, as the dependency stage does.
+func (o *openbao) template(label string) {
+	o.b.Helper()
+	image := "registry.refit.local/nvcf/" + openbaoImage
+	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"labels":{"helm.sh/chart":%q}},
+		"spec":{"containers":[{"name":"openbao","image":%q},{"name":"auto-unseal-sidecar","image":%q}]}}}}`, label, image, image)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err := o.Kube.AppsV1().StatefulSets(openbaoSystem).Patch(ctx, "openbao-server", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	require.NoError(o.b, err)
+}
+
+// measured does the work while one client writes, another reads with its token,
+// and a watcher looks at the members.
+func (o *openbao) measured(work func(*watcher) (wall, gates time.Duration)) cost {
+	o.b.Helper()
+	require.NoError(o.b, o.anyone(http.MethodPut, "/v1/cubbyhole/bench", `{"n":"first"}`))
+	var writes, reads meter
+	seen := &watcher{}
+	ends := []func(){
+		always(100*time.Millisecond, func(n int) {
+			began := time.Now()
+			err := o.anyone(http.MethodPut, "/v1/cubbyhole/bench", fmt.Sprintf(`{"n":"%d"}`, n))
+			writes.tried(began, time.Now(), err)
+		}),
+		always(100*time.Millisecond, func(int) {
+			began := time.Now()
+			err := o.anyone(http.MethodGet, "/v1/cubbyhole/bench", "")
+			reads.tried(began, time.Now(), err)
+		}),
+		always(100*time.Millisecond, func(int) { seen.look(o) }),
+	}
+	var c cost
+	c.wall, c.gates = work(seen)
+	for _, end := range ends {
+		end()
+	}
+	require.Positive(o.b, writes.tries-writes.refusals, "the client has written: %s", writes.first)
+	c.writes, c.reads = writes.refused(time.Now()), reads.refused(time.Now())
+	return c
+}
+
+// anyone asks all members at the same time and is content with one that does
+// it, as a client behind the active member's Service is.
+func (o *openbao) anyone(method, path, body string) error {
+	answers := make(chan error, len(openbaoMembers))
+	for _, m := range openbaoMembers {
+		go func() { answers <- o.ask(method, m, path, body, nil) }()
+	}
+	var all []error
+	for range openbaoMembers {
+		err := <-answers
+		if err == nil {
+			return nil
+		}
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+// ask asks one member, which must answer itself.
+func (o *openbao) ask(method, member, path, body string, into any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), askOpenBao)
+	defer cancel()
+	client := http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return o.DialPod(ctx, openbaoSystem, member, 8200)
+		}},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+member+path, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("X-Vault-Token", o.token)
+	r.Header.Set("X-Vault-No-Request-Forwarding", "true")
+	response, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	switch {
+	case err != nil:
+		return err
+	case response.StatusCode >= http.StatusMultipleChoices:
+		return fmt.Errorf("%s %s: code %d: %s", member, path, response.StatusCode, bytes.TrimSpace(text))
+	case into == nil:
+		return nil
+	}
+	return json.Unmarshal(text, into)
+}
+
+// watcher notes when the members are as the guide wants them.
+type watcher struct {
+	mu    sync.Mutex
+	looks []membersSeen
+}
+
+// membersSeen is one look: who had which pod, and what check_openbao would say.
+type membersSeen struct {
+	at      time.Time
+	pods    map[string]string // UIDs by name
+	healthy bool
+	active  string
+}
+
+func (s *watcher) look(o *openbao) {
+	ctx, cancel := context.WithTimeout(context.Background(), askOpenBao)
+	defer cancel()
+	pods, err := o.Kube.CoreV1().Pods(openbaoSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=openbao,component=server"})
+	if err != nil {
+		return // the next look is soon
+	}
+	now := membersSeen{pods: map[string]string{}}
+	for _, p := range pods.Items {
+		now.pods[p.Name] = string(p.UID)
+	}
+	whole, actives := 0, 0
+	for _, m := range openbaoMembers {
+		var status struct {
+			Sealed  bool   `json:"sealed"`
+			Version string `json:"version"`
+		}
+		var leader struct {
+			Self bool `json:"is_self"`
+		}
+		if o.ask(http.MethodGet, m, "/v1/sys/seal-status", "", &status) != nil || o.ask(http.MethodGet, m, "/v1/sys/leader", "", &leader) != nil {
+			continue
+		}
+		if !status.Sealed && status.Version == openbaoVersion {
+			whole++
+		}
+		if leader.Self {
+			now.active = m
+			actives++
+		}
+	}
+	now.at = time.Now()
+	now.healthy = whole == len(openbaoMembers) && actives == 1
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.looks = append(s.looks, now)
+}
+
+// gates is how long a run has gone on looking when the guide's own checks had
+// been passed: the time from there to the end of the activity. For a replaced
+// member they are three healthy members, the new pod among them; for a
+// step-down, another active one.
+func (s *watcher) gates(b *testing.B, acts []act) (total time.Duration) {
+	b.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := 0
+	for _, a := range acts {
+		var step struct {
+			Pod string `json:"pod"`
+			UID string `json:"uid"`
+		}
+		if a.kind != "openbao.Replace" && a.kind != "openbao.StepDown" {
+			continue
+		}
+		require.NoError(b, json.Unmarshal(a.input, &step))
+		for _, l := range s.looks {
+			if l.at.Before(a.from) || l.at.After(a.to) || !l.healthy {
+				continue
+			}
+			if a.kind == "openbao.Replace" && l.pods[step.Pod] != "" && l.pods[step.Pod] != step.UID || a.kind == "openbao.StepDown" && l.active != step.Pod {
+				total += a.to.Sub(l.at)
+				found++
+				break
+			}
+		}
+	}
+	require.Equal(b, len(openbaoMembers)+1, found, "steps in which the guide's check was seen to pass, of a run with a step-down")
+	return total
+}

@@ -1,0 +1,338 @@
+package datastores
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/refit-run/refit/tests/sandbox"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+const (
+	drainPlan    = "examples/nats-drain.yaml"
+	replicasPlan = "examples/nats-replicas.yaml"
+	rollPlan     = "examples/nats-roll.yaml"
+)
+
+// requests is a queue as the control plane has them: one copy, in memory.
+var requests = jetstream.StreamConfig{Name: "requests", Storage: jetstream.MemoryStorage, Retention: jetstream.WorkQueuePolicy}
+
+// TestNATS runs everything on one set of three servers; each subtest leaves
+// them without streams.
+func TestNATS(t *testing.T) {
+	w := up(t, "nats")
+	w.natsHealthy("nats-0", "nats-1", "nats-2")
+	for _, test := range []struct {
+		behaviour string
+		run       func(w *world)
+	}{
+		{"what does not drain parks with its stream, and what nobody can see is not drained", (*world).natsDrains},
+		{"a drain outlives the worker that waits for it", (*world).natsDrainOutlivesTheWorker},
+		{"a queue that a restart empties while it is waited for is lost, not drained", (*world).natsLosesWhatItHeld},
+		{"streams are raised while services publish and the worker is killed", (*world).natsReplicas},
+		{"a server that goes down while replicas settle holds the run up", (*world).natsServerDown},
+		{"a roll is checked against the streams before it", (*world).natsRoll},
+		{"every account is logged in to by its own credentials", (*world).natsAccounts},
+	} {
+		if !t.Run(test.behaviour, func(t *testing.T) { test.run(w.in(t)) }) {
+			return // the next one would find what this one has left
+		}
+	}
+}
+
+// parks waits until the run is parked with this text.
+func (w *world) parks(run, found string) protocol.Waiting {
+	w.t.Helper()
+	s := w.Until(run, "parking with "+found, patience, func(s protocol.Status) bool {
+		return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(s.WaitingFor.Found, found)
+	})
+	return *s.WaitingFor
+}
+
+// at waits until the run works at a stage.
+func (w *world) at(run, stage string) {
+	w.t.Helper()
+	w.Until(run, "stage "+stage, patience, func(s protocol.Status) bool { return s.Stage == stage })
+}
+
+// stageOf is a stage of a receipt.
+func stageOf(r protocol.Receipt, name string) protocol.Stage {
+	for _, s := range r.Stages {
+		if s.Name == name {
+			return s
+		}
+	}
+	return protocol.Stage{}
+}
+
+// drained is the result of a NATSDrain.
+type drained struct {
+	protocol.Receipt
+	Verdict struct {
+		OK   bool `json:"ok"`
+		Seen int  `json:"seen"`
+	} `json:"verdict"`
+}
+
+func (w *world) natsDrains() {
+	s := w.service(w.byKey())
+	run := w.Start(drainPlan, []string{"limit=5s", "askCallers=true"}, "--id", "drain")
+	w.UntilGate(run)
+	w.Answer(protocol.Approve, run, "--comment", "callers stopped, queues empty, no task runs")
+	w.parks(run, "N127: memory streams with one replica: expected at least 1")
+
+	s.stream(requests)
+	holder := s.info("requests").Cluster.Leader
+	back := w.keepDown(natsSystem, holder)
+	w.Answer(protocol.Retry, run)
+	w.parks(run, "N125: NATS server "+holder)
+	back()
+	w.natsHealthy(holder)
+
+	s.publish("requests", 3)
+	w.Answer(protocol.Retry, run)
+	parked := w.parks(run, "stream NVCF/requests: expected 0 messages and no pending deliveries, found 3 messages")
+	require.Equal(w.t, []string{protocol.Retry, protocol.Abort}, parked.Answers)
+	s.consume("requests", 3)
+	w.Answer(protocol.Retry, run)
+	var out drained
+	w.Result(run, &out)
+	require.EqualValues(w.t, 3, s.info("requests").State.LastSeq, "its consumer emptied it, nobody else")
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	require.True(w.t, out.Verdict.OK)
+	require.Equal(w.t, 1, out.Verdict.Seen)
+	kept := map[string]bool{}
+	for _, a := range out.Artifacts {
+		kept[a.URL] = true
+	}
+	require.Len(w.t, kept, 4, "the evidence of every attempt is kept apart: %v", out.Artifacts)
+	w.Record("nats-drain", run)
+	s.drop("requests")
+}
+
+func (w *world) natsDrainOutlivesTheWorker() {
+	s := w.service(w.byKey())
+	s.stream(requests)
+	s.publish("requests", 2)
+	run := w.Start(drainPlan, []string{"limit=5m"}, "--id", "drain-killed")
+	w.at(run, "drain")
+	w.KillWorker()
+	s.consume("requests", 2)
+	w.StartWorker()
+	var out drained
+	w.Result(run, &out)
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(w.t, 1, out.Verdict.Seen)
+	s.drop("requests")
+}
+
+// raised is the result of a NATSReplicas.
+type raised struct {
+	protocol.Receipt
+	Raised []struct {
+		Name     string `json:"name"`
+		Account  string `json:"account"`
+		Replicas int    `json:"replicas"`
+	} `json:"raised"`
+}
+
+func (w *world) natsReplicas() {
+	s := w.service(w.byKey())
+	s.stream(requests)
+	s.stream(jetstream.StreamConfig{Name: "events"})
+	s.stream(jetstream.StreamConfig{Name: "icms", Storage: jetstream.MemoryStorage, Replicas: 3})
+	for name, n := range map[string]int{"requests": 5, "events": 10, "icms": 4} {
+		s.publish(name, n)
+	}
+	out, code := w.Refit("plan", "-f", replicasPlan, "--exit-code")
+	require.Equal(w.t, sandbox.ExitChanges, code, out)
+	require.Contains(w.t, out, "stream NVCF/requests")
+	require.Contains(w.t, out, "stream NVCF/events")
+	require.NotContains(w.t, out, "icms")
+	require.Equal(w.t, 1, s.info("events").Config.Replicas, "a plan raises nothing")
+
+	published := s.busy("events")
+	run := w.Start(replicasPlan, nil, "--id", "replicas")
+	for _, stage := range []string{"raise", "settle"} {
+		w.Until(run, stage, patience, func(s protocol.Status) bool {
+			return s.Stage == stage || s.Stage == "settle" || s.Phase == protocol.PhaseDone
+		})
+		w.KillWorker()
+		w.StartWorker()
+	}
+	var got raised
+	w.Result(run, &got)
+	require.Equal(w.t, protocol.OutcomeDone, got.Outcome)
+	require.Len(w.t, got.Raised, 2)
+	for _, r := range got.Raised {
+		require.Equal(w.t, 1, r.Replicas, "how %s was before", r.Name)
+	}
+	least := 10 + published()
+	for name, n := range map[string]uint64{"requests": 5, "events": least, "icms": 4} {
+		i := s.info(name)
+		require.Equal(w.t, 3, i.Config.Replicas, name)
+		require.GreaterOrEqual(w.t, i.State.Msgs, n, name)
+	}
+	w.Record("nats-replicas", run)
+
+	run = w.Start(replicasPlan, nil, "--id", "replicas-again")
+	w.Result(run, &got)
+	require.Equal(w.t, protocol.OutcomeNoChange, got.Outcome)
+	s.drop("requests", "events", "icms")
+}
+
+func (w *world) natsServerDown() {
+	s := w.service(w.byKey())
+	s.stream(jetstream.StreamConfig{Name: "events", Storage: jetstream.MemoryStorage})
+	s.publish("events", 7)
+	run := w.Start(replicasPlan, []string{"limit=20s"}, "--id", "replicas-down")
+	w.at(run, "settle") // ten seconds at least
+	follower := s.info("events").Cluster.Replicas[0].Name
+	back := w.keepDown(natsSystem, follower)
+	w.parks(run, follower)
+	back()
+	w.natsHealthy(follower)
+	w.Answer(protocol.Retry, run)
+	var out raised
+	w.Result(run, &out)
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(w.t, 1, stageOf(out.Receipt, "raise").Attempts, "what was raised is not raised again")
+	require.Equal(w.t, 2, stageOf(out.Receipt, "settle").Attempts)
+	i := s.info("events")
+	require.Equal(w.t, 3, i.Config.Replicas)
+	require.EqualValues(w.t, 7, i.State.Msgs)
+	s.drop("events")
+}
+
+// rolled is the result of a NATSRoll.
+type rolled struct {
+	protocol.Receipt
+	Saved struct {
+		URL string `json:"url"`
+	} `json:"saved"`
+	Emptied []string `json:"emptied"`
+}
+
+func (w *world) natsRoll() {
+	s := w.service(w.byKey())
+	s.stream(requests)
+	s.stream(jetstream.StreamConfig{Name: "events", Storage: jetstream.MemoryStorage, Replicas: 3})
+	s.stream(jetstream.StreamConfig{Name: "kept"})
+	s.publish("requests", 2)
+	s.publish("events", 20)
+	s.publish("kept", 5)
+
+	run := w.Start(rollPlan, []string{"limit=5s"}, "--id", "roll-before")
+	w.parks(run, "stream NVCF/requests")
+	s.consume("requests", 2)
+	w.Answer(protocol.Retry, run)
+	var before rolled
+	w.Result(run, &before)
+	require.Equal(w.t, protocol.OutcomeDone, before.Outcome)
+	require.NotEmpty(w.t, before.Saved.URL)
+	w.Record("nats-roll-before", run)
+	compare := func(id, limit string) string {
+		return w.Start(rollPlan, []string{"phase=after", "saved=" + before.Saved.URL, "limit=" + limit}, "--id", id)
+	}
+
+	w.natsRollByHelm("registry.refit.local/synadia/nats-server:2.14.6-alpine3.22")
+	run = compare("roll-after", "5m")
+	var after rolled
+	w.Result(run, &after)
+	require.Equal(w.t, protocol.OutcomeDone, after.Outcome)
+	require.Equal(w.t, []string{"NVCF/requests"}, after.Emptied, "one copy, in memory")
+	require.Len(w.t, after.Warnings, 1)
+	require.Contains(w.t, after.Warnings[0], "stream NVCF/requests came back empty")
+	w.Record("nats-roll-after", run)
+
+	s.drop("kept")
+	run = compare("roll-missing", "5s")
+	parked := w.parks(run, "stream NVCF/kept")
+	require.Contains(w.t, parked.Found, "no server lists it")
+	w.Answer(protocol.Skip, run, "--comment", "it is made anew by its service")
+	w.Result(run, &after)
+	require.Equal(w.t, protocol.OutcomeDone, after.Outcome)
+	require.Equal(w.t, protocol.Skipped, stageOf(after.Receipt, "compare").State)
+	require.Equal(w.t, "ann", stageOf(after.Receipt, "compare").Answers[0].By)
+
+	// A roll that does not wait for one server before it takes the next.
+	s.stream(jetstream.StreamConfig{Name: "kept"})
+	former := map[string]types.UID{}
+	for i := range natsServers {
+		name := fmt.Sprintf("nats-%d", i)
+		former[name] = w.deletePod(natsSystem, name)
+	}
+	for name, uid := range former {
+		w.replaced(natsSystem, name, uid)
+	}
+	run = compare("roll-lost", "2m")
+	parked = w.parks(run, "stream NVCF/")
+	var lost []string
+	for _, f := range parked.Findings {
+		lost = append(lost, f.Object)
+	}
+	require.Contains(w.t, lost, "stream NVCF/events", "the pods are Ready and the copies current, and hold nothing")
+	w.Answer(protocol.Abort, run)
+	w.Result(run, &after)
+	require.Equal(w.t, protocol.OutcomeAborted, after.Outcome)
+	s.drop("requests", "events", "kept")
+}
+
+// natsRollByHelm gives the servers another image, one after the other, each
+// when the one before is healthy.
+func (w *world) natsRollByHelm(image string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	sets := w.Kube.AppsV1().StatefulSets(natsSystem)
+	for i := natsServers - 1; i >= 0; i-- {
+		patch := fmt.Appendf(nil, `{"spec":{"updateStrategy":{"type":"RollingUpdate","rollingUpdate":{"partition":%d}},
+			"template":{"spec":{"containers":[{"name":"nats","image":%q}]}}}}`, i, image)
+		name := fmt.Sprintf("nats-%d", i)
+		before, err := w.pod(natsSystem, name)
+		require.NoError(w.t, err)
+		_, err = sets.Patch(ctx, "nats", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		require.NoError(w.t, err)
+		w.replaced(natsSystem, name, before.UID)
+		w.natsHealthy("nats-0", "nats-1", "nats-2")
+	}
+	p, err := w.pod(natsSystem, "nats-0")
+	require.NoError(w.t, err)
+	require.Equal(w.t, image, p.Spec.Containers[0].Image)
+}
+
+// natsLosesWhatItHeld restarts the one server of a queue while a run waits for
+// the queue's consumers.
+func (w *world) natsLosesWhatItHeld() {
+	s := w.service(w.byKey())
+	s.stream(requests)
+	s.publish("requests", 4)
+	holder := s.info("requests").Cluster.Leader
+	run := w.Start(drainPlan, []string{"limit=5s"}, "--id", "drain-emptied")
+	w.parks(run, "4 messages")
+	former := w.deletePod(natsSystem, holder)
+	w.replaced(natsSystem, holder, former)
+	w.natsHealthy(holder)
+	w.eventually("the queue is there, and empty", func(context.Context) error {
+		if i := s.info("requests"); i.State.LastSeq != 0 {
+			return errors.New("it is as it was")
+		}
+		return nil
+	})
+	w.Answer(protocol.Retry, run)
+	parked := w.parks(run, "N124: stream NVCF/requests")
+	require.Contains(w.t, parked.Found, "4 messages")
+	w.Answer(protocol.Retry, run, "--comment", "they are sent again")
+	var out drained
+	w.Result(run, &out)
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	s.drop("requests")
+}

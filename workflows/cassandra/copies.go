@@ -1,0 +1,251 @@
+package cassandra
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.temporal.io/sdk/workflow"
+
+	acts "github.com/refit-run/refit/activities/cassandra"
+
+	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/stage"
+)
+
+// perKeyspace is how long a keyspace is expected to take from its ALTER to its
+// last repair.
+const perKeyspace = 10 * time.Minute
+
+// copies raises keyspaces and proves it by repairs. A keyspace that was raised
+// owes its repairs: until then a read can miss rows. So each is raised and
+// repaired before the next is touched, and nothing stops in between. It goes
+// from one copy to two, and from two to three: a quorum of two copies asks
+// both, one of which is whole, and a quorum of three asks two, one of which at
+// least is whole. From one to three at once a quorum can ask two empty ones.
+type copies struct {
+	*run
+	names  []string
+	always bool
+	// atOnce goes to three copies at once, as the guide does.
+	atOnce bool
+
+	plan    acts.Plan
+	center  string
+	raised  []acts.Keyspace
+	repairs []acts.Repair
+	owed    []debt
+}
+
+// debt is a keyspace that is not repaired since it was asked to have so many
+// copies. It is recorded before the statement is sent, because nobody may hear
+// of its end.
+type debt struct {
+	keyspace string
+	copies   int
+	// since is the clock of a member before the statement, or after it where
+	// its end was heard: a repair that counts has begun later.
+	since time.Time
+	// before is how the keyspace was.
+	before []acts.Keyspace
+	// raised: the copies are proven to be asked for; agreed: all members were
+	// seen with one schema since then.
+	raised, agreed bool
+	// everywhere repairs on all members whatever the number of copies.
+	everywhere bool
+}
+
+// check finds what is to be raised; it proves the data centre's name too.
+func (c *copies) check(ctx workflow.Context, s *stage.Scope) error {
+	got, err := c.raise(ctx, s, c.names, acts.TargetMembers, false, true)
+	if err != nil {
+		return err
+	}
+	c.plan, c.center = got.Plan, got.DataCenter
+	s.Note("data centre %s: %d keyspaces to raise, %d have %d copies, not installed: %s", got.DataCenter, len(got.Raise), len(got.Already), acts.TargetMembers, list(got.Absent))
+	return nil
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// owe records raised keyspaces. The first time counts: a run that is retried
+// need not repeat what was repaired since then.
+func (c *copies) owe(raised []acts.Keyspace, since time.Time) {
+	c.raised = append(c.raised, raised...)
+	for _, k := range raised {
+		c.owed = append(c.owed, debt{keyspace: k.Name, copies: acts.TargetMembers, since: since, raised: true, agreed: true})
+	}
+}
+
+// bring raises and repairs every keyspace that needs it.
+func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
+	if err := c.check(ctx, s); err != nil {
+		return err
+	}
+	var todo []string
+	for _, d := range c.owed {
+		todo = append(todo, d.keyspace)
+	}
+	for _, k := range c.plan.Raise {
+		if !slices.Contains(todo, k.Name) {
+			todo = append(todo, k.Name)
+		}
+	}
+	if c.always {
+		for _, k := range c.plan.Already {
+			if !slices.Contains(todo, k.Name) && !c.repaired(k.Name) {
+				todo = append(todo, k.Name)
+			}
+		}
+	}
+	for i, name := range todo {
+		s.Progress(i, len(todo), 0)
+		if err := s.Section(ctx, "keyspace "+name, perKeyspace, func(ctx workflow.Context) error { return c.one(ctx, s, name, c.atOnce) }); err != nil {
+			return err
+		}
+	}
+	s.Progress(len(todo), len(todo), 0)
+	s.Note("%d keyspaces raised, %d repaired on %d members", len(c.raised), len(todo), acts.TargetMembers)
+	c.tell()
+	return nil
+}
+
+func (c *copies) repaired(keyspace string) bool {
+	return slices.ContainsFunc(c.repairs, func(r acts.Repair) bool { return r.Keyspace == keyspace })
+}
+
+// one raises one keyspace step by step, or at once, where it has fewer copies,
+// and repairs it after each. A step that owes its repairs is not made again.
+func (c *copies) one(ctx workflow.Context, s *stage.Scope, name string, atOnce bool) error {
+	steps := []int{acts.TargetMembers - 1, acts.TargetMembers}
+	if c.debt(name, steps[0]) == nil && (atOnce || c.debt(name, acts.TargetMembers) != nil) {
+		steps = steps[1:]
+	}
+	for _, factor := range steps {
+		if c.debt(name, factor) == nil {
+			got, err := c.raise(ctx, s, []string{name}, factor, false, true)
+			if err != nil {
+				return err
+			}
+			if factor < acts.TargetMembers && !slices.ContainsFunc(append(got.Raise, got.Already...), func(k acts.Keyspace) bool { return k.Copies() <= factor }) {
+				continue // it has more
+			}
+			c.owed = append(c.owed, debt{keyspace: name, copies: factor, since: got.At, before: got.Raise})
+		}
+		if err := c.settle(ctx, s, c.debt(name, factor)); err != nil {
+			return err
+		}
+		c.owed = slices.DeleteFunc(c.owed, func(d debt) bool { return d.keyspace == name && d.copies == factor })
+	}
+	return nil
+}
+
+// debt is that of a keyspace at so many copies.
+func (c *copies) debt(name string, factor int) *debt {
+	at := slices.IndexFunc(c.owed, func(d debt) bool { return d.keyspace == name && d.copies == factor })
+	if at < 0 {
+		return nil
+	}
+	return &c.owed[at]
+}
+
+// settle raises what is not proven to be raised, sees that every member knows
+// of it, and repairs.
+func (c *copies) settle(ctx workflow.Context, s *stage.Scope, d *debt) error {
+	if !d.raised {
+		got, err := c.raise(ctx, s, []string{d.keyspace}, d.copies, false, false)
+		if err != nil {
+			return err
+		}
+		if len(got.Raise) > 0 {
+			d.since = got.At
+		}
+		c.proven(d)
+	}
+	if !d.agreed { // a member that does not know of the raise repairs nothing
+		if err := c.run.look(ctx, s, acts.TargetMembers, "N187", c.limits.Join); err != nil {
+			return err
+		}
+		d.agreed = true
+	}
+	done, err := c.repair(ctx, s, *d)
+	if err != nil {
+		return err
+	}
+	c.repairs = append(c.repairs, done...)
+	return nil
+}
+
+// proven records that the copies are asked for.
+func (c *copies) proven(d *debt) {
+	d.raised = true
+	if !slices.ContainsFunc(c.raised, func(k acts.Keyspace) bool { return k.Name == d.keyspace }) {
+		c.raised = append(c.raised, d.before...)
+	}
+}
+
+// tell warns of what keeps fewer copies.
+func (c *copies) tell() {
+	for _, k := range c.plan.Outside {
+		c.Warn(fmt.Sprintf("keyspace %s is in no list of this run and stays as it is (%s): losing a member can make its rows unavailable", k.Name, k))
+	}
+	if len(c.plan.Absent) > 0 {
+		c.Warn("not installed, left out: " + list(c.plan.Absent))
+	}
+}
+
+// prove reads the replication again (N188).
+func (c *copies) prove(ctx workflow.Context, s *stage.Scope) error {
+	if err := c.check(ctx, s); err != nil {
+		return err
+	}
+	if len(c.plan.Raise) > 0 {
+		return stage.Parking(fmt.Sprintf("N188: keyspace %s: expected %d copies in %s, found %s", c.plan.Raise[0].Name, acts.TargetMembers, c.center, c.plan.Raise[0]),
+			"somebody has altered it since", "find out who, then retry: it is raised and repaired by a run of its own", nil)
+	}
+	return nil
+}
+
+// planned is what would be done, as the command line and the receipt show it.
+func (c *copies) planned() *protocol.Plan {
+	p := &protocol.Plan{}
+	for _, k := range c.plan.Raise {
+		p.Changes = append(p.Changes, protocol.PlannedChange{Action: fmt.Sprintf("raise to %d copies and repair on every member", acts.TargetMembers), Object: "keyspace " + k.Name})
+	}
+	return p
+}
+
+// replication is the workflow CassandraReplication as a value.
+type replication struct {
+	copies
+	in ReplicationInput
+}
+
+func (r *replication) stages() []stage.Stage {
+	limit := r.limits.Join
+	out := []stage.Stage{
+		{Name: "ring", Purpose: "see that three members are up, as seen from every member, with one schema", Do: func(ctx workflow.Context, s *stage.Scope) error {
+			return r.look(ctx, s, acts.TargetMembers, "N183", limit)
+		}},
+		{Name: "check", Purpose: "prove the data centre's name and record how every keyspace is replicated", Do: r.check},
+	}
+	if r.in.PlanOnly {
+		return out
+	}
+	return append(out,
+		stage.Stage{Name: "keyspaces", Purpose: "raise each keyspace to three copies and repair it on every member, one after the other", Mutates: true, Do: r.bring},
+		stage.Stage{Name: "verify", Purpose: "see that every keyspace has three copies", Do: r.prove})
+}
+
+// skipped ends a run that has nothing to do.
+func skipped(r *datastore.Run, why string) protocol.Receipt {
+	r.Warn(why)
+	return r.Close(protocol.OutcomeNoChange)
+}

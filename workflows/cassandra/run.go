@@ -1,0 +1,113 @@
+package cassandra
+
+import (
+	"fmt"
+	"time"
+
+	"go.temporal.io/sdk/workflow"
+
+	acts "github.com/refit-run/refit/activities/cassandra"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/stage"
+	"github.com/refit-run/refit/workflows/window"
+)
+
+// run is what the four workflows have in common.
+type run struct {
+	*datastore.Run
+	members acts.Members
+	login   acts.Login
+	limits  Limits
+	// ring is what the last look at the members found.
+	ring acts.Ring
+}
+
+func newRun(ctx workflow.Context, kind string, site Site, login acts.Login, limits Limits, windows []window.Spec) (*run, error) {
+	site = site.withDefaults()
+	shared, err := datastore.New(ctx, datastore.Options{Kind: kind, Site: site.Site, Windows: windows, Look: acts.LookLimit})
+	if err != nil {
+		return nil, err
+	}
+	return &run{Run: shared, members: site.Members, login: login.WithDefaults(), limits: limits.withDefaults()}, nil
+}
+
+func (r *run) place() acts.Place {
+	return acts.Place{Target: r.Site.Target, Namespace: r.Site.Namespace, Members: r.members, Release: r.Site.Release, Holder: r.Site.Holder}
+}
+
+// pod is the name of a member by its ordinal.
+func (r *run) pod(ordinal int) string { return fmt.Sprintf("%s-%d", r.members.StatefulSet, ordinal) }
+
+// look waits until all members see all members up; want 0 is as many as the
+// StatefulSet asks for.
+func (r *run) look(ctx workflow.Context, s *stage.Scope, want int, row string, limit window.Duration) error {
+	var got acts.RingResult
+	if err := r.Do(ctx, s, acts.RingActivity, "see that all members of Cassandra in "+r.Site.Namespace+" are up", limit,
+		acts.RingRequest{Place: r.place(), Want: want, Row: row, Limit: limit.D()}, &got); err != nil {
+		return err
+	}
+	r.ring = got.Ring
+	r.Keep(got.Evidence)
+	if !got.OK {
+		return datastore.Parking(got.Findings)
+	}
+	s.Note("%d members up in %s, schema %s", len(got.Members), got.DataCenter, got.Schema)
+	return nil
+}
+
+// logins asks every member whether it lets the administrator in.
+func (r *run) logins(ctx workflow.Context, s *stage.Scope) (acts.LoginsResult, error) {
+	var got acts.LoginsResult
+	err := r.Do(ctx, s, acts.LoginsActivity, "log in to every member as "+r.login.User, r.limits.Login,
+		acts.LoginsRequest{Place: r.place(), Login: r.login, Limit: r.limits.Login.D()}, &got)
+	if err == nil {
+		r.Keep(got.Evidence)
+	}
+	return got, err
+}
+
+// raise brings keyspaces to so many copies, or with planOnly says which.
+func (r *run) raise(ctx workflow.Context, s *stage.Scope, names []string, factor int, all, planOnly bool) (acts.RaiseResult, error) {
+	summary := fmt.Sprintf("raise %v to %d copies", names, factor)
+	switch {
+	case planOnly:
+		summary = "read how the keyspaces are replicated"
+	case all:
+		summary = fmt.Sprintf("raise every keyspace to %d copies", factor)
+	}
+	var got acts.RaiseResult
+	err := r.Do(ctx, s, acts.RaiseActivity, summary, r.limits.Login+window.Duration(10*time.Minute), acts.RaiseRequest{
+		Place: r.place(), Login: r.login, Keyspaces: names, All: all, Factor: factor, PlanOnly: planOnly, Limit: r.limits.Login.D(),
+	}, &got)
+	if err == nil && got.Before != (artifact.Ref{}) {
+		r.Artifact(got.Before)
+	}
+	return got, err
+}
+
+// repair repairs a keyspace in full, one member after the other. With fewer
+// copies than members as many members reach every range.
+func (r *run) repair(ctx workflow.Context, s *stage.Scope, d debt) ([]acts.Repair, error) {
+	names := []string{d.keyspace}
+	var out []acts.Repair
+	members := d.copies
+	if d.everywhere {
+		members = acts.TargetMembers
+	}
+	for ordinal := range members {
+		pod := r.pod(ordinal)
+		s.Current(pod)
+		var got acts.RepairResult
+		err := r.Do(ctx, s, acts.RepairActivity, fmt.Sprintf("repair %s on %s", d.keyspace, pod), window.Duration(acts.RepairLimit(len(names), r.limits.Repair.D())),
+			acts.RepairRequest{Place: r.place(), Login: r.login, Pod: pod, Keyspaces: names, Copies: d.copies, Since: d.since, Limit: r.limits.Repair.D()}, &got)
+		if err != nil {
+			return out, err
+		}
+		r.Keep(got.Evidence)
+		out = append(out, got.Repairs...)
+	}
+	s.Current()
+	return out, nil
+}

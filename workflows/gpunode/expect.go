@@ -1,0 +1,45 @@
+package gpunode
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/workflows/rollout/plan"
+)
+
+// ExpectProblems returns what is wrong with what a plan at path declares its
+// hosts to be; nil declares nothing.
+func ExpectProblems(path string, e *gpu.Expect) []plan.Problem {
+	if e == nil {
+		return nil
+	}
+	var ps []plan.Problem
+	add := func(at, format string, args ...any) {
+		ps = append(ps, plan.Problem{Path: path + at, Message: fmt.Sprintf(format, args...)})
+	}
+	if e.CUDA != "" && !isVersion(e.CUDA) {
+		add(".cuda", "is %q: want a version like 12.4", e.CUDA)
+	}
+	if t := e.TensorFusion; t != nil {
+		switch {
+		case t.Limiter != "" && t.LimitMiB == 0:
+			add(".tensorFusion.limitMiB", "is missing beside limiter: give the memory in MiB above which an allocation must be refused, or leave the limiter out")
+		case t.Limiter == "" && t.LimitMiB > 0:
+			add(".tensorFusion.limiter", "is missing beside limitMiB: give the path of the limiter on the host, or leave the limit out")
+		}
+	}
+	return ps
+}
+
+// isVersion: 12.4 is one.
+func isVersion(s string) bool {
+	major, minor, _ := strings.Cut(s, ".")
+	for _, n := range []string{major, minor} {
+		if _, err := strconv.ParseUint(n, 10, 16); err != nil {
+			return false
+		}
+	}
+	return true
+}

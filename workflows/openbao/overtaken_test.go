@@ -1,0 +1,150 @@
+package openbao
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/mock"
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
+
+	acts "github.com/refit-run/refit/activities/openbao"
+
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/window"
+)
+
+func TestATemplateThatChangesWhileAMemberIsReplacedIsPlannedAnewAndNotParked(t *testing.T) {
+	s := newSystem()
+	h := newHarness(t, s)
+	once := true
+	h.OnActivity(acts.ReplaceActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+		out, err := s.replace(ctx, r)
+		if once && err == nil {
+			once = false // the same image, another revision
+			s.do(func() { s.view.Members[s.at(r.Pod)].Revision = "overtaken" })
+			out.OK, out.Anew = false, "the template changed while "+r.Pod+" was replaced"
+		}
+		return out, err
+	})
+	var out ReplaceResult
+	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-2"}, s.log[:6],
+		"it is stale again and comes first again")
+	require.Empty(t, out.LeftBehind)
+}
+
+// marked is how the activities say that nothing was changed.
+func marked(untouched bool) error {
+	f := finding.Finding{Row: "N165", Object: "OpenBao member openbao-server-0", Found: "permission denied"}
+	return temporal.NewApplicationErrorWithOptions(f.String(), string(finding.Stop), temporal.ApplicationErrorOptions{NonRetryable: true,
+		Details: []any{map[string]any{"row": f.Row, "object": f.Object, "found": f.Found, "untouched": untouched}}})
+}
+
+func TestAnErrorBeforeTheDeletionLeavesNothingHalfDone(t *testing.T) {
+	for _, untouched := range []bool{true, false} {
+		s := newSystem()
+		h := newHarness(t, s)
+		once := true
+		h.OnActivity(acts.ReplaceActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+			if once {
+				once = false
+				return acts.ReplaceResult{}, marked(untouched)
+			}
+			return s.replace(ctx, r)
+		})
+		h.at(time.Hour, func() {
+			w := h.waits("replace")
+			require.Contains(t, w.Found, "permission denied")
+			if untouched {
+				require.NotContains(t, w.Why, "half done")
+			} else {
+				require.Contains(t, w.Why, "half done: replacement of openbao-server-1", "an error that does not say so proves nothing")
+			}
+			h.answer(protocol.Abort)
+		})
+		var out ReplaceResult
+		h.run(protocol.OpenBaoReplace, replacement(), &out)
+		require.Equal(t, untouched, len(out.LeftBehind) == 0, "%v", out.LeftBehind)
+	}
+}
+
+func TestAStepThatWasBegunStaysHalfDoneWhateverALaterTrySays(t *testing.T) {
+	s := newSystem()
+	s.worn = 1
+	h := newHarness(t, s)
+	calls := 0
+	h.OnActivity(acts.ReplaceActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+		if calls++; calls == 2 {
+			return acts.ReplaceResult{}, marked(true)
+		}
+		return s.replace(ctx, r)
+	})
+	h.at(time.Hour, func() { h.answer(protocol.Retry) })
+	h.at(2*time.Hour, func() {
+		require.Contains(t, h.waits("replace").Why, "half done: replacement of openbao-server-1")
+		h.answer(protocol.Retry)
+	})
+	var out ReplaceResult
+	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, 4, calls-1, "one was lost, one did not begin, three members came back")
+}
+
+func TestLeadershipIsAskedForThriceAlsoWhenThePlanIsMadeAnewInBetween(t *testing.T) {
+	s := newSystem()
+	s.deaf = 3
+	h := newHarness(t, s)
+	calls, asked := 0, 0
+	h.OnActivity(acts.StepDownActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.StepDownRequest) (acts.StepDownResult, error) {
+		if calls++; calls == 2 || calls == 4 {
+			return acts.StepDownResult{Moved: "the members were not whole and steady right before it"}, nil
+		}
+		asked++
+		return s.stepDown(ctx, r)
+	})
+	h.at(time.Hour, func() {
+		require.Contains(t, h.waits("replace").Found, "N166")
+		require.Equal(t, 3, asked)
+		h.answer(protocol.Retry)
+	})
+	var out ReplaceResult
+	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, 4, asked)
+}
+
+func TestAStepDownBeginsOnlyWhereAllItsAttemptsFitTheWindow(t *testing.T) {
+	s := newSystem()
+	for i := 1; i < 3; i++ { // only the step-down is left, and then its member
+		s.view.Members[i].Revision, s.view.Members[i].Version = "new", "2.6.3"
+	}
+	h := newHarness(t, s)
+	in := replacement()
+	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+	h.SetStartTime(time.Date(2026, 1, 1, 0, 46, 0, 0, time.UTC)) // four minutes are left: three attempts take four and a half
+	h.at(3*time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.waits("replace").Kind)
+		require.Equal(t, []string{"lock"}, s.log)
+	})
+	var out ReplaceResult
+	h.run(protocol.OpenBaoReplace, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+}
+
+func TestASnapshotHasTimeForAllItsTries(t *testing.T) {
+	s := newSystem()
+	h := newHarness(t, s)
+	var given time.Duration
+	h.OnActivity(acts.SnapshotActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.SnapshotRequest) (acts.SnapshotResult, error) {
+		given = activity.GetInfo(ctx).StartToCloseTimeout
+		return s.snapshots(ctx, r)
+	})
+	var out SnapshotResult
+	h.run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site(), Limit: window.Duration(5 * time.Minute), TransferLimit: window.Duration(10 * time.Minute)}, &out)
+	require.GreaterOrEqual(t, given, 45*time.Minute, "each try may wait for an active member and then take its time")
+}

@@ -1,0 +1,290 @@
+package openbao
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/workflow"
+
+	acts "github.com/refit-run/refit/activities/openbao"
+
+	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/evidence"
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/protocol"
+)
+
+// system is the world behind the activities: three members as they would see
+// them. What is to be done next is decided by the product's own rules.
+type system struct {
+	mu     sync.Mutex
+	view   acts.View
+	log    []string
+	locked bool
+	looks  int
+	// refuse parks every survey; down is a member that does not answer; sealed
+	// is one that comes back sealed.
+	refuse, down, sealed string
+	// after runs after a member was deleted, once.
+	after func()
+	// deaf is how many step-downs are accepted and do nothing; lost is how many
+	// are done and their reply is lost.
+	deaf, lost int
+	// worn is how often an activity is lost with its worker.
+	worn     int
+	snapshot []finding.Finding
+}
+
+func newSystem() *system {
+	s := &system{view: acts.View{Set: acts.Set{Name: "openbao-server", Replicas: 3, Strategy: "OnDelete", Image: "nvcf-openbao:2.6.3-nv-1.3.7", Revision: "new"}}}
+	for i := range 3 {
+		m := acts.Member{Pod: fmt.Sprintf("openbao-server-%d", i), UID: fmt.Sprintf("uid-%d", i), Revision: "old", Image: "nvcf-openbao:2.6.2-nv-1.3.4"}
+		m.Status = acts.Status{Initialized: true, Version: "2.6.2", ClusterID: "c1", Committed: 40}
+		s.view.Members = append(s.view.Members, m)
+	}
+	s.lead(0)
+	return s
+}
+
+func (s *system) do(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *system) say(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
+
+func (s *system) lead(i int) {
+	for j := range s.view.Members {
+		s.view.Members[j].Active, s.view.Members[j].Leader = i == j, fmt.Sprint(i)
+	}
+}
+
+func (s *system) at(pod string) int {
+	return slices.IndexFunc(s.view.Members, func(m acts.Member) bool { return m.Pod == pod })
+}
+
+func (s *system) seen() evidence.Trail {
+	s.looks++
+	return evidence.Trail{Looks: 3, Last: artifact.Ref{Name: fmt.Sprintf("look-%d.json", s.looks)}}
+}
+
+// wrong is what every look at the cluster finds.
+func (s *system) wrong() []finding.Finding {
+	switch {
+	case s.refuse != "":
+		return []finding.Finding{{Row: "N161", Object: "StatefulSet openbao-server", Expected: "update strategy OnDelete", Found: s.refuse}}
+	case s.down != "":
+		return []finding.Finding{{Row: "N89", Object: "OpenBao member " + s.down, Expected: "an answer", Found: "connection refused"}}
+	case s.sealed != "":
+		return []finding.Finding{{Row: "N163", Object: "OpenBao member " + s.sealed, Expected: "unsealed", Found: "Ready and sealed", Next: "follow the runbook"}}
+	}
+	return nil
+}
+
+// died is the error of an activity whose worker was lost for good.
+func (s *system) died() error {
+	if s.worn == 0 {
+		return nil
+	}
+	s.worn--
+	return temporal.NewNonRetryableApplicationError("the worker is gone", "Gone", nil)
+}
+
+func (s *system) survey(_ context.Context, r acts.SurveyRequest) (acts.SurveyResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := acts.SurveyResult{Findings: s.wrong(), Versions: s.view.Versions(), Evidence: s.seen()}
+	if len(out.Findings) > 0 {
+		s.say("survey finds %s", out.Findings[0].Found)
+		return out, nil
+	}
+	active, none := s.view.Active()
+	if none != "" {
+		panic(none)
+	}
+	out.Step, out.Steps, out.ClusterID, out.Committed, out.Active = acts.Next(s.view), acts.Steps(s.view), "c1", active.Committed, active.Pod
+	return out, nil
+}
+
+func (s *system) replace(_ context.Context, r acts.ReplaceRequest) (out acts.ReplaceResult, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Evidence = s.seen()
+	if r.Holder != "me" || r.Target.UID != "uid-prod" || r.Want.ClusterID != "c1" || r.Token.Secret != "openbao-server-root-token" {
+		return out, temporal.NewNonRetryableApplicationError(fmt.Sprintf("an incomplete request: %+v", r), "Test", nil)
+	}
+	i := s.at(r.Pod)
+	if s.view.Members[i].UID == r.UID {
+		if out.Findings = s.wrong(); len(out.Findings) > 0 {
+			s.say("replace %s not begun: %s", r.Pod, out.Findings[0].Found)
+			return out, nil
+		}
+		if s.view.Members[i].Active {
+			out.Moved = r.Pod + " has become active"
+			s.say("replace %s not begun: active", r.Pod)
+			return out, nil
+		}
+		s.say("delete %s", r.Pod)
+		m := &s.view.Members[i]
+		m.UID, m.Revision, m.Version, m.Image = m.UID+"-new", "new", r.Want.Version, s.view.Set.Image
+		if s.after != nil {
+			s.after()
+			s.after = nil
+		}
+	}
+	out.Touched = true
+	if err := s.died(); err != nil {
+		return out, err
+	}
+	if out.Findings = s.wrong(); len(out.Findings) > 0 {
+		s.say("%s not proven: %s", r.Pod, out.Findings[0].Found)
+		return out, nil
+	}
+	s.say("%s proven", r.Pod)
+	out.OK, out.Version = true, r.Want.Version
+	return out, nil
+}
+
+func (s *system) stepDown(_ context.Context, r acts.StepDownRequest) (out acts.StepDownResult, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Evidence = s.seen()
+	active, _ := s.view.Active()
+	if active.Pod == r.Pod && active.Revision != "new" {
+		if out.Findings = s.wrong(); len(out.Findings) > 0 {
+			return out, nil
+		}
+		out.Sent = true
+		if s.deaf > 0 {
+			s.deaf--
+			s.say("step-down of %s without effect", r.Pod)
+			out.Reply, out.Findings = "accepted", []finding.Finding{{Row: "N166", Object: "OpenBao", Expected: "a member of version 2.6.3 active", Found: r.Pod + " is"}}
+			return out, nil
+		}
+		s.say("step-down of %s", r.Pod)
+		s.lead((s.at(r.Pod) + 1) % 3)
+		if s.lost > 0 {
+			s.lost--
+			return out, temporal.NewNonRetryableApplicationError("the reply is lost", "Lost", nil)
+		}
+	}
+	active, _ = s.view.Active()
+	if active.Revision != "new" {
+		out.Moved = active.Pod + " is active"
+		return out, nil
+	}
+	out.OK, out.Active = true, active.Pod
+	s.say("%s leads", active.Pod)
+	return out, nil
+}
+
+func (s *system) snapshots(_ context.Context, r acts.SnapshotRequest) (acts.SnapshotResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.say("snapshot")
+	if len(s.snapshot) > 0 {
+		return acts.SnapshotResult{Findings: s.snapshot, Evidence: s.seen()}, nil
+	}
+	out := acts.SnapshotResult{Active: "openbao-server-0", ClusterID: "c1", Snapshot: artifact.Ref{Name: "openbao.snap", Kind: artifact.Secret, Size: 99}, Evidence: s.seen()}
+	for _, h := range r.Secrets {
+		out.Secrets = append(out.Secrets, artifact.Ref{Name: h.Secret + ".yaml", Kind: artifact.Secret})
+	}
+	return out, nil
+}
+
+type harness struct {
+	*testsuite.TestWorkflowEnvironment
+	t *testing.T
+	// due are the callbacks of at that have not been called yet.
+	due atomic.Int32
+}
+
+func newHarness(t *testing.T, s *system) *harness {
+	var suite testsuite.WorkflowTestSuite
+	env := suite.NewTestWorkflowEnvironment()
+	env.SetTestTimeout(time.Minute)
+	env.RegisterWorkflowWithOptions(Replace, workflow.RegisterOptions{Name: protocol.OpenBaoReplace})
+	env.RegisterWorkflowWithOptions(Snapshot, workflow.RegisterOptions{Name: protocol.OpenBaoSnapshot})
+	for name, f := range map[string]any{
+		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
+			return kube.IdentifyResult{UID: "uid-prod"}, nil
+		},
+		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
+			if r.Release != "openbao-server" || r.Namespace != "vault-system" {
+				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("another Lease", "Test", nil)
+			}
+			if s.locked {
+				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("held by another run", protocol.Locked, nil)
+			}
+			s.do(func() { s.say("lock") })
+			return lease.AcquireResult{Holder: "me"}, nil
+		},
+		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
+			s.do(func() { s.say("unlock") })
+			return lease.ReleaseResult{Released: true}, nil
+		},
+		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
+			return visibility.Result{}, nil
+		},
+		acts.SurveyActivity: s.survey, acts.ReplaceActivity: s.replace, acts.StepDownActivity: s.stepDown, acts.SnapshotActivity: s.snapshots,
+	} {
+		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
+	}
+	return &harness{TestWorkflowEnvironment: env, t: t}
+}
+
+// at calls f while the run is under way; run fails if it ended before.
+func (h *harness) at(after time.Duration, f func()) {
+	h.due.Add(1)
+	h.RegisterDelayedCallback(func() {
+		h.due.Add(-1)
+		f()
+	}, after)
+}
+
+func (h *harness) answer(verb string) { h.SignalWorkflow(verb, protocol.Answer{By: "ann"}) }
+
+func (h *harness) status() protocol.Status {
+	v, err := h.QueryWorkflow(protocol.QueryStatus)
+	require.NoError(h.t, err)
+	var s protocol.Status
+	require.NoError(h.t, v.Get(&s))
+	return s
+}
+
+// waits is what the run waits for at a stage.
+func (h *harness) waits(stage string) protocol.Waiting {
+	s := h.status()
+	require.NotNil(h.t, s.WaitingFor, "%+v", s)
+	require.Equal(h.t, stage, s.WaitingFor.Stage)
+	return *s.WaitingFor
+}
+
+func (h *harness) run(kind string, in, out any) {
+	h.t.Helper()
+	h.ExecuteWorkflow(kind, in)
+	require.True(h.t, h.IsWorkflowCompleted())
+	require.NoError(h.t, h.GetWorkflowError())
+	require.Zero(h.t, h.due.Load(), "the run ended before it was looked at")
+	require.NoError(h.t, h.GetWorkflowResult(out))
+}
+
+func site() Site { return Site{Site: datastore.Site{Target: kube.Target{Cluster: "prod"}}} }
+
+func replacement() ReplaceInput {
+	return ReplaceInput{Site: site(), Image: "nvcf-openbao:2.6.3-nv-1.3.7"}
+}
