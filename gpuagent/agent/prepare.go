@@ -108,6 +108,11 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 			return all, err
 		}
 	}
+	if v := req.VGPU; v != nil && req.PlanOnly && len(all.Actions) > 0 {
+		// The types may ask for instances that are not there before the set-up.
+		all.Notes = append(all.Notes, "virtual GPUs are planned once MIG is as declared: the types are checked then")
+		return all, nil
+	}
 	if v := req.VGPU; v != nil {
 		a := vgpu.Applier{Root: p.Root, Driver: p.Setters, Writer: p.Setters, Progress: progress}
 		o := vgpu.Options{Node: p.Node, Scheduler: v.Scheduler, Heterogeneous: v.Heterogeneous, Protected: v.Protected}

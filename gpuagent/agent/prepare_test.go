@@ -63,6 +63,17 @@ type resetter struct {
 
 func (r resetter) Reset(context.Context, ...string) error { return r.reset() }
 
+// Types that need MIG can't be judged before MIG is there.
+func TestAPlanOfMIGAndVirtualGPUsTellsWhatItCanNotKnowYet(t *testing.T) {
+	w := newWorld(t)
+	out, err := w.agent.Prepare(context.Background(), gpu.PrepareRequest{
+		Node: node, PlanOnly: true, MIG: &gpu.MIGRequest{Config: twoHalves},
+		VGPU: &gpu.VGPURequest{Config: "version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {\"H100-3-40C\": 2}}]}\n"},
+	})
+	require.NoError(t, err)
+	require.NotEmpty(t, out.Actions)
+}
+
 func TestAResetIsDoneOnlyWhereThePlanAllowsIt(t *testing.T) {
 	w := newWorld(t)
 	w.set("gpus", "1", "gpu.0.mig.needs.reset", "1")

@@ -33,9 +33,14 @@ const killTime = 500 * time.Millisecond
 // of a short deadline: a GPU that hangs must not take the others' answers.
 const readAgain = 10 * time.Second
 
-// probesAtOnce bounds the probes that share the host's processors and memory
-// bus. Timed copies run alone: another probe would slow them.
+// probesAtOnce bounds the quick probes, which share the host's processors and
+// memory bus. The timed copies of level standard run alone: another probe would
+// slow them.
 const probesAtOnce = 8
+
+// soakEnds is what a stress needs beside its soak, or a fifth of a short
+// deadline.
+const soakEnds = 3 * time.Minute
 
 // validation is one request under way.
 type validation struct {
@@ -179,8 +184,11 @@ func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.P
 	all := targets(devices)
 	proofs := make([]*check.Proof, len(all))
 	limit := probesAtOnce
-	if v.req.Level == gpu.Standard {
+	switch v.req.Level {
+	case gpu.Standard:
 		limit = 1
+	case gpu.Stress: // each has the whole time: the last ones must not get what is left
+		limit = max(len(all), 1)
 	}
 	places := make(chan struct{}, limit)
 	var begun atomic.Int32
@@ -238,9 +246,9 @@ func (v *validation) options(t target, open int) cuda.Options {
 		if o.Soak <= 0 {
 			o.Soak = stressDefault
 		}
-		o.Soak = min(o.Soak, o.Timeout*4/5)
+		o.Soak = min(o.Soak, o.Timeout-min(soakEnds, o.Timeout/5))
 	}
-	if b := v.expect.Bandwidth; b != nil {
+	if b := v.expect.Bandwidth; b != nil && v.req.Level != gpu.Stress { // under stress the others slow the copies
 		o.Floors = cuda.Bandwidth(*b)
 	}
 	if t := v.expect.TensorFusion; t != nil && t.Limiter != "" {

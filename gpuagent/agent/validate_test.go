@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -86,4 +87,15 @@ func TestTheLibrariesAreJudgedWhereTheyWereReadAndAsTheChildrenLoadedThem(t *tes
 			require.Equal(t, 2, failed)
 		})
 	}
+}
+
+// The plan's minutes are what a soak takes, however many: a deadline only cuts
+// what could not end before it.
+func TestAStressKeepsAtItForThePlansTime(t *testing.T) {
+	for _, soak := range []time.Duration{time.Minute, 10 * time.Minute, 2 * time.Hour, 24 * time.Hour} {
+		v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: soak}, deadline: time.Now().Add(soak + standardLimit)}
+		require.Equal(t, soak, v.options(target{}, 1).Soak)
+	}
+	v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: time.Hour}, deadline: time.Now().Add(time.Minute)}
+	require.Less(t, v.options(target{}, 1).Soak, time.Minute)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/workflows/rollout/plan"
@@ -21,6 +22,9 @@ func ExpectProblems(path string, e *gpu.Expect) []plan.Problem {
 	}
 	if e.CUDA != "" && !isVersion(e.CUDA) {
 		add(".cuda", "is %q: want a version like 12.4", e.CUDA)
+	}
+	if e.StressFor != 0 && e.StressFor < time.Minute {
+		add(".stressFor", "is %d ns: give at least a minute, in nanoseconds (10 minutes are 600000000000)", e.StressFor)
 	}
 	if t := e.TensorFusion; t != nil {
 		switch {

@@ -227,6 +227,17 @@ func TestASetUpThatSaysNothingIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
+// A bare 10 is ten nanoseconds: a stress that proves nothing.
+func TestAStressOfLessThanAMinuteIsRefused(t *testing.T) {
+	in := input()
+	in.Expect = &gpu.Expect{StressFor: 10}
+	problems := in.Validate()
+	require.Len(t, problems, 1)
+	require.Equal(t, "expect.stressFor", problems[0].Path)
+	in.Expect.StressFor = time.Minute
+	require.Empty(t, in.Validate())
+}
+
 func TestCancelInTheMiddleOfTheSetUpEndsItAndGivesTheNodeBack(t *testing.T) {
 	h := &host{}
 	w := newHarness(t, h)

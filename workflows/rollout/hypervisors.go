@@ -223,7 +223,7 @@ func (h *hypervisors) wave(ctx workflow.Context, s *stage.Scope, d plan.Decision
 func (h *hypervisors) estimate() time.Duration {
 	worst := h.in.Strategy.HostTimeout.D() + h.preparing()
 	if h.in.Validation == ValidateAgent {
-		worst += gpunode.ValidationLimit(h.in.Level, nil)
+		worst += gpunode.ValidationLimit(h.in.Level, h.in.Expect)
 	}
 	if h.longest == 0 {
 		return worst
@@ -234,7 +234,7 @@ func (h *hypervisors) estimate() time.Duration {
 // overdue is when a wave has taken longer than all of its limits together:
 // then most likely no worker polls a queue.
 func (h *hypervisors) overdue() time.Duration {
-	return h.in.Strategy.HostTimeout.D() + replaceSlack + gpunode.ValidationLimit(h.in.Level, nil) + agentMissing + h.preparing()
+	return h.in.Strategy.HostTimeout.D() + replaceSlack + gpunode.ValidationLimit(h.in.Level, h.in.Expect) + agentMissing + h.preparing()
 }
 
 // shards runs a wave as children of at most ShardSize hosts, all at once. Once

@@ -64,7 +64,7 @@ func (h *hypervisors) prove(ctx workflow.Context, s *stage.Scope) error {
 	}
 	for part := range slices.Chunk(h.unvalidated(), ShardSize) {
 		h.waves++
-		if err := s.Section(ctx, "validation of hosts on target", gpunode.ValidationLimit(h.in.Level, nil), func(ctx workflow.Context) error {
+		if err := s.Section(ctx, "validation of hosts on target", gpunode.ValidationLimit(h.in.Level, h.in.Expect), func(ctx workflow.Context) error {
 			s.Current(part...)
 			_, err := h.shards(ctx, s, plan.Decision{Batch: proofStage, Hosts: part})
 			return err
