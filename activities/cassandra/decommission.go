@@ -124,17 +124,22 @@ func (c *cluster) firstSees(ctx context.Context) ([]Neighbour, error) {
 	return parseStatus(status.Stdout)
 }
 
-// oneCopyEach proves by the first member's own description that it can serve
-// the roles and the named keyspaces alone.
-func (c *cluster) oneCopyEach(ctx context.Context, names []string) error {
+// firstDescribes is the cluster as the first member describes it.
+func (c *cluster) firstDescribes(ctx context.Context) (Description, error) {
 	about, err := c.nodetool(ctx, c.firstName(), toolLimit, "describecluster")
 	if err == nil && about.Code != 0 {
 		err = failed(c.firstName(), about, "describecluster").Error(finding.Retry)
 	}
 	if err != nil {
-		return err
+		return Description{}, err
 	}
-	description, err := parseDescription(about.Stdout)
+	return parseDescription(about.Stdout)
+}
+
+// oneCopyEach proves by the first member's own description that it can serve
+// the roles and the named keyspaces alone.
+func (c *cluster) oneCopyEach(ctx context.Context, names []string) error {
+	description, err := c.firstDescribes(ctx)
 	if err != nil {
 		return err
 	}

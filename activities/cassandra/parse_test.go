@@ -29,6 +29,15 @@ func TestStatusIsReadMemberByMember(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "UJ", ring[1].State, "a member that joins owns nothing yet: its line has a question mark")
 
+	// With one token a member the columns are others.
+	ring, err = parseStatus("Datacenter: dc1\n===============\n" +
+		"--  Address     Load        Owns (effective)  Host ID                               Token                 Rack\n" +
+		"UN  127.0.0.11  136.23 KiB  0.0%              6df9418b-84a5-4159-8560-5d8d97e0c3f3  -9223372036854775000  rack0\n" +
+		"UN  127.0.0.12  30.88 KiB   100.0%            f8c02d3c-4cb4-4995-8352-c824c68f7eb5  9223372036854775000   rack1\n")
+	require.NoError(t, err)
+	require.Len(t, ring, 2)
+	require.Equal(t, Neighbour{DataCenter: "dc1", State: "UN", Address: "127.0.0.12", HostID: "f8c02d3c-4cb4-4995-8352-c824c68f7eb5", Rack: "rack1"}, ring[1])
+
 	_, err = parseStatus("error: connection refused")
 	require.ErrorContains(t, err, "no member in the output")
 }

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,51 +55,78 @@ func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult
 		return out, err
 	}
 	err = c.patient(ctx, r.Limit, func(ctx context.Context) error {
-		s, err := c.loginFirst(ctx, r.Login)
-		if err != nil {
-			return err
+		err := a.raise(ctx, c, r, told, &out)
+		if err != nil && r.All && letsNobodyIn(err) && c.authHas(ctx, told, r.Factor) {
+			return unanswered(r.Factor)
 		}
-		defer s.Close()
-		if out.DataCenter, err = s.sameCenter(ctx, told); err != nil {
-			return err
-		}
-		live, err := s.keyspaces(ctx)
-		if err != nil {
-			return err
-		}
-		var strange []finding.Finding
-		if out.Plan, strange = plan(live, r.Keyspaces, r.All, told, r.Factor); len(strange) > 0 {
-			return strange[0].Error(finding.Stop)
-		}
-		if out.Before.Name == "" {
-			if out.Before, err = evidence.Store(ctx, a.Artifacts, "keyspaces.json", len(live), live); err != nil {
-				return err
-			}
-		}
-		if r.PlanOnly {
-			out.At, err = s.clock(ctx)
-			return err
-		}
-		for _, k := range out.Raise {
-			c.record.Say("raise " + k.Name)
-			if err := c.fence(ctx); err != nil {
-				return err
-			}
-			if err := s.statement(ctx, alter(k.Name, told, r.Factor)); err != nil {
-				return err
-			}
-		}
-		if live, err = s.keyspaces(ctx); err != nil {
-			return err
-		}
-		if left, _ := plan(live, r.Keyspaces, r.All, told, r.Factor); len(left.Raise) > 0 {
-			return finding.Finding{Row: "N188", Object: "keyspace " + left.Raise[0].Name, Expected: fmt.Sprintf("%d copies in %s", r.Factor, told), Found: left.Raise[0].String(),
-				Next: "somebody else alters it, or members disagree on the schema"}.Error(finding.Wait)
-		}
-		out.At, err = s.clock(ctx)
 		return err
 	})
 	return out, err
+}
+
+// unanswered ends the wait for a quorum that can't come: the roles ask for more
+// copies than there are members, and only more members let anybody in again.
+func unanswered(factor int) error {
+	return finding.Finding{
+		Row: "N188", Object: "keyspace " + AuthKeyspace, Expected: "an answer to who has logged in", Found: fmt.Sprintf("it has its %d copies, and nobody is let in any more", factor),
+		Why: "a quorum of the copies is more than the members that are there", Next: "bring the other members at once",
+	}.Error(finding.Stop)
+}
+
+// authHas asks the first member, without a login, whether system_auth has so
+// many copies.
+func (c *cluster) authHas(ctx context.Context, center string, factor int) bool {
+	description, err := c.firstDescribes(ctx)
+	return err == nil && slices.ContainsFunc(description.Keyspaces, func(k Keyspace) bool {
+		return k.Name == AuthKeyspace && k.Raised(center, factor)
+	})
+}
+
+// raise is one try.
+func (a *Activities) raise(ctx context.Context, c *cluster, r RaiseRequest, told string, out *RaiseResult) error {
+	s, err := c.loginFirst(ctx, r.Login)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if out.DataCenter, err = s.sameCenter(ctx, told); err != nil {
+		return err
+	}
+	live, err := s.keyspaces(ctx)
+	if err != nil {
+		return err
+	}
+	var strange []finding.Finding
+	if out.Plan, strange = plan(live, r.Keyspaces, r.All, told, r.Factor); len(strange) > 0 {
+		return strange[0].Error(finding.Stop)
+	}
+	if out.Before.Name == "" {
+		if out.Before, err = evidence.Store(ctx, a.Artifacts, "keyspaces.json", len(live), live); err != nil {
+			return err
+		}
+	}
+	if r.PlanOnly {
+		out.At, err = s.clock(ctx)
+		return err
+	}
+	for _, k := range out.Raise {
+		c.record.Say("raise " + k.Name)
+		if err := c.fence(ctx); err != nil {
+			return err
+		}
+		if err := s.statement(ctx, alter(k.Name, told, r.Factor)); err != nil {
+			return err
+		}
+	}
+	if live, err = s.keyspaces(ctx); err != nil {
+		return err
+	}
+	if left, _ := plan(live, r.Keyspaces, r.All, told, r.Factor); len(left.Raise) > 0 {
+		return finding.Finding{Row: "N188", Object: "keyspace " + left.Raise[0].Name, Expected: fmt.Sprintf("%d copies in %s", r.Factor, told), Found: left.Raise[0].String(),
+			Next: "somebody else alters it, or members disagree on the schema"}.Error(finding.Wait)
+	}
+	out.At, err = s.clock(ctx)
+	return err
 }
 
 // loginFirst logs in to the first member that is Ready.

@@ -21,9 +21,10 @@ type Neighbour struct {
 const UpNormal = "UN"
 
 var (
-	statusLine = regexp.MustCompile(`^([UD?][NLJMS?])\s+(\S+)\s.*\s([0-9a-f]{8}-[0-9a-f-]{27})\s+(\S+)\s*$`)
+	// Where members have one token each, it stands before the rack.
+	statusLine = regexp.MustCompile(`^([UD?][NLJMS?])\s+(\S+)\s.*\s([0-9a-f]{8}-[0-9a-f-]{27})(?:\s+-?\d+)?\s+(\S+)\s*$`)
 	// A member that has no host ID yet shows null.
-	joiningLine = regexp.MustCompile(`^([UD?][NLJMS?])\s+(\S+)\s.*\s(null)\s+(\S+)\s*$`)
+	joiningLine = regexp.MustCompile(`^([UD?][NLJMS?])\s+(\S+)\s.*\s(null)(?:\s+-?\d+)?\s+(\S+)\s*$`)
 )
 
 // parseStatus reads `nodetool status`.
