@@ -34,6 +34,15 @@ func (a *Activities) RunCanaryJob(ctx context.Context, req CanaryJobRequest) (Ca
 // probeContainer is the name of the container with the verdict.
 const probeContainer = "probe"
 
+// onNode asks for the Node by its name: clouds label nodes with other hostnames.
+func onNode(name string) *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+			{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{name}},
+		}}},
+	}}}
+}
+
 // canaryJob is the Job of a request: one pod, no second try.
 func canaryJob(req CanaryJobRequest) *batchv1.Job {
 	container := corev1.Container{
@@ -47,7 +56,7 @@ func canaryJob(req CanaryJobRequest) *batchv1.Job {
 	pod := gpuPod("", "", req.Pool, container)
 	pod.Labels[labelProbe] = probeCUDA
 	if req.Node != "" {
-		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: req.Node}
+		pod.Spec.Affinity = onNode(req.Node)
 	}
 	once, never, limit := int32(1), int32(0), int64(req.Limit.Seconds())
 	job := &batchv1.Job{

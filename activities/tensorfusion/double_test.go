@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -44,6 +45,8 @@ type world struct {
 type requestLog struct {
 	mu   sync.Mutex
 	seen map[string]int
+	// lost is the method whose replies don't come.
+	lost string
 }
 
 func (l *requestLog) wrap(next http.RoundTripper) http.RoundTripper {
@@ -54,8 +57,14 @@ func (l *requestLog) wrap(next http.RoundTripper) http.RoundTripper {
 			method = "WATCH"
 		}
 		l.seen[method+" "+r.URL.Path]++
+		lost := l.lost == method
 		l.mu.Unlock()
-		return next.RoundTrip(r)
+		reply, err := next.RoundTrip(r)
+		if err == nil && lost {
+			reply.Body.Close()
+			return nil, io.ErrUnexpectedEOF
+		}
+		return reply, err
 	})
 }
 

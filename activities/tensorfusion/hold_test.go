@@ -226,6 +226,33 @@ func TestPolicyIsRestoredOnlyWhenEveryHostIsProven(t *testing.T) {
 	assert.Equal(t, int32(20), after.After[0].BatchPercentage)
 }
 
+// The hold had switched the controller's own worker and client rollouts off; to
+// switch them on again would begin one that nobody asked this run for.
+func TestAPolicyThatWouldRollStaleWorkersOrClientsIsNotRestored(t *testing.T) {
+	w := newWorld(t)
+	w.workload()
+	require.NoError(t, w.clientPod(t.Context(), "app", "app", "old", nil, true))
+	restore := func(p PoolPolicy) error {
+		return mayRollOthers(t.Context(), w.client, map[string]PoolPolicy{w.pool: p})
+	}
+	refused := func(err error, row, object string) {
+		t.Helper()
+		f, class, ok := finding.Of(err)
+		require.True(t, ok, err)
+		assert.Equal(t, finding.Stop, class)
+		assert.Equal(t, row, f.Row)
+		assert.Contains(t, f.Object, object)
+		assert.Contains(t, f.Next, "skip")
+	}
+	w.poolStatus(map[string]any{"client": "new", "workerConfigSynced": false})
+	refused(restore(PoolPolicy{AutoWorker: true}), "T15", "/llm")
+	refused(restore(PoolPolicy{AutoClient: true}), "T16", "/app")
+	require.NoError(t, restore(PoolPolicy{AutoHypervisor: true}), "flags that stay off start nothing")
+
+	w.poolStatus(map[string]any{"client": "old", "workerConfigSynced": true})
+	require.NoError(t, restore(PoolPolicy{AutoWorker: true, AutoClient: true}))
+}
+
 // An attempt before may have switched the flags on: a refusal must not leave
 // the controller rolling behind a parked run.
 func TestARefusedPolicyLeavesAutoUpdateOff(t *testing.T) {

@@ -41,7 +41,7 @@ func (a *Activities) ReplaceHypervisors(ctx context.Context, req ReplaceRequest)
 // hostMemory is what a later attempt cannot see in the cluster.
 type hostMemory struct {
 	Started time.Time `json:"started"`
-	// Deleted: this run deleted a pod of the host.
+	// Deleted: this run asked for the deletion of a pod of the host.
 	Deleted bool        `json:"deleted,omitempty"`
 	Before  *gpusBefore `json:"before,omitempty"`
 	// Outcome is empty until the host is finished.
@@ -93,7 +93,6 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 	for _, n := range nodes {
 		r.nodes[n.Name] = n
 	}
-	// A round ends when every host is finished, or at the earliest deadline.
 	for len(r.done) < len(req.Hosts) {
 		err := r.round(ctx)
 		if errors.Is(err, errUnlabelled) {
@@ -303,12 +302,14 @@ func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
+			// Before the request: its reply may be lost, and the pod gone all the same.
+			r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true })
 			err := r.client.Dynamic.Resource(podsGVR).Namespace(r.req.Release.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{
 				Preconditions: &metav1.Preconditions{UID: &p.uid},
 			})
 			switch {
 			case err == nil:
-				r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true; r.sent[p.uid] = true })
+				r.setMemory(p.host, func(*hostMemory) { r.sent[p.uid] = true })
 			case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 				errs[i] = kube.Wrap(err, "delete of Pod/"+r.req.Release.Namespace+"/"+p.name)
 			}

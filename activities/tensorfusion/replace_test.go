@@ -2,6 +2,7 @@ package tensorfusion
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,24 @@ func TestAHostCostsOneRequestBesidesTheSharedWatches(t *testing.T) {
 	all := w.writes.count(func(string) bool { return true })
 	assert.Equal(t, len(hosts), deletes)
 	assert.LessOrEqual(t, all-deletes, 7, "three lists, three watches and the Nodes, whatever the number of hosts")
+}
+
+// The API server takes the delete and its reply is lost: the next attempt finds
+// the pod gone, and must know that it was this run's doing.
+func TestADeleteWhoseReplyIsLostIsRemembered(t *testing.T) {
+	w := newWorld(t, "a")
+	hosts := w.oldHosts("a")
+	w.writes.lost = http.MethodDelete
+	request := ReplaceRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal(), Hosts: hosts, Limit: 30 * time.Second}
+	r := &replacement{client: w.client, req: request, memory: map[string]hostMemory{}, sent: map[types.UID]bool{}}
+	require.Error(t, r.delete(t.Context(), []doomedPod{{host: hosts[0].Name, name: w.podPrefix + hosts[0].Name, uid: types.UID(hosts[0].UID)}}))
+
+	w.writes.lost = ""
+	w.control()
+	out, err := replace(t.Context(), w.client, request, r.remember())
+	require.NoError(t, err)
+	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
+	assert.NotEqual(t, hosts[0].UID, out.Hosts[0].NewUID)
 }
 
 // GPUs of other builds may name their node in their status alone.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/refit-run/refit/activities/finding"
@@ -84,6 +85,9 @@ func setPolicy(ctx context.Context, c *kube.Client, req PolicyRequest) (PolicyRe
 	if err := mayRoll(req.Goal, hosts, want); err != nil {
 		return out, err
 	}
+	if err := mayRollOthers(ctx, c, want); err != nil {
+		return out, err
+	}
 	uids := map[string]string{}
 	for _, h := range hosts {
 		if p := h.pod(req.Goal); p != nil {
@@ -158,6 +162,50 @@ func mayRoll(goal Goal, hosts []hostView, want map[string]PoolPolicy) error {
 		}
 	}
 	return nil
+}
+
+// mayRollOthers refuses to switch worker or client updates on in a pool with
+// workers or clients of another template: the controller would begin with them
+// at once, in its own batches, and delete client pods past their budgets (rules
+// 10 and 18). Nobody has asked this run for that.
+func mayRollOthers(ctx context.Context, c *kube.Client, want map[string]PoolPolicy) error {
+	for _, pool := range sortedKeys(want) {
+		if want[pool].AutoWorker {
+			seen, err := observeWorkers(ctx, c, WorkersRequest{Pool: pool})
+			if err != nil {
+				return err
+			}
+			for _, w := range seen.Workloads {
+				if w.Stale {
+					return unasked("T15", "TensorFusionWorkload/"+w.Namespace+"/"+w.Name, "worker", pool)
+				}
+			}
+		}
+		if want[pool].AutoClient {
+			pods, err := list[corev1.Pod](ctx, c, podsGVR, "", clientSelector(pool))
+			if err != nil {
+				return kube.Wrap(err, "client pods of GPUPool/"+pool)
+			}
+			e := newEviction(c, ClientsRequest{Pool: pool})
+			if err := e.refresh(ctx); err != nil {
+				return err
+			}
+			for i := range pods {
+				if staleClient(&pods[i], e.hash) {
+					return unasked("T16", "Pod/"+pods[i].Namespace+"/"+pods[i].Name, "client", pool)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func unasked(row, object, component, pool string) error {
+	return finding.Finding{
+		Row: row, Object: object, Expected: "of its present template before GPUPool/" + pool + " may update its " + component + "s by itself again", Found: "an older one",
+		Why:  "the controller would roll the pool's " + component + "s at once, and this run was not asked to",
+		Next: "roll them (a rollout of component " + component + "), then answer retry; or answer skip to keep auto update off",
+	}.Error(finding.Stop)
 }
 
 // awaitPolicy waits until the GPUPools show the policy; when sealing, until

@@ -123,13 +123,28 @@ func rollWorkers(ctx context.Context, c *kube.Client, req WorkersRequest) (Worke
 	// The flag must not stay on when the run is cancelled.
 	off, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	if err := setWorkerPolicy(off, c, req, false); err != nil && rolled == nil {
-		rolled = err
+	if err := setWorkerPolicy(off, c, req, false); err != nil {
+		rolled = stillOn(rolled, err)
 	}
 	if rolled != nil {
 		return before, rolled
 	}
 	return observeWorkers(ctx, c, req)
+}
+
+// stillOn says beside what ended a rollout that the flag could not be switched
+// off: the controller goes on behind a parked run.
+func stillOn(rolled, err error) error {
+	if rolled == nil {
+		return err
+	}
+	f, class, ok := finding.Of(rolled)
+	if !ok { // cancelled: the run says so
+		return rolled
+	}
+	f.Why = fmt.Sprintf("auto update may still be on, switching it off again failed: %v", err)
+	f.Next = "switch autoUpdateWorker off by hand; " + f.Next
+	return f.Error(class)
 }
 
 // setWorkerPolicy writes the worker flag of the pool; off also brings back the
