@@ -24,19 +24,19 @@ func replicationInput() ReplicationInput {
 func TestABackupSnapshotsEveryMemberAndAsksForACopyOffTheCluster(t *testing.T) {
 	s := newSystem(3)
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("copy")
+	h.At(time.Hour, func() {
+		w := h.Waits("copy")
 		require.Contains(t, w.Found, "snapshot pre-1-1-5 lies on the volumes of 3 members")
-		h.answer(protocol.Approve)
+		h.Answer(protocol.Approve)
 	})
 	var out BackupResult
-	h.run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "pre-1-1-5"}, &out)
+	h.Run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "pre-1-1-5"}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, 3, out.Members)
 	require.Len(t, out.Snapshots, 3)
 	require.Equal(t, []string{"lock", "ring 3", "snapshot cassandra-0 pre-1-1-5", "snapshot cassandra-1 pre-1-1-5", "snapshot cassandra-2 pre-1-1-5", "unlock"}, s.log)
 
-	newHarness(t, s).run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "pre-1-1-5", Copied: "OPS-1"}, &out)
+	newHarness(t, s).Run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "pre-1-1-5", Copied: "OPS-1"}, &out)
 	require.True(t, out.Snapshots[0].Already, "a second run counts what the first has made")
 }
 
@@ -44,13 +44,13 @@ func TestABackupWaitsForMembersThatAreDown(t *testing.T) {
 	s := newSystem(3)
 	s.down = "cassandra-1"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("ring").Found, "N84: Cassandra member cassandra-1")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("ring").Found, "N84: Cassandra member cassandra-1")
 		s.do(func() { s.down = "" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out BackupResult
-	h.run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "t", Copied: "OPS-1"}, &out)
+	h.Run(protocol.CassandraBackup, BackupInput{Site: site(), Tag: "t", Copied: "OPS-1"}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -58,7 +58,7 @@ func TestReplicationRaisesAndRepairsOnlyWhatNeedsIt(t *testing.T) {
 	s := newSystem(3)
 	s.factors["nvcf_api"] = 3
 	var out ReplicationResult
-	newHarness(t, s).run(protocol.CassandraReplication, replicationInput(), &out)
+	newHarness(t, s).Run(protocol.CassandraReplication, replicationInput(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, "ncp", out.DataCenter)
 	require.Len(t, out.Raised, 1)
@@ -73,13 +73,13 @@ func TestCopiesThatAreThereNeedNeitherStatementNorRepairUnlessAsked(t *testing.T
 	s := newSystem(3)
 	s.factors["nvcf_api"], s.factors["sis_api"] = 3, 3
 	var out ReplicationResult
-	newHarness(t, s).run(protocol.CassandraReplication, replicationInput(), &out)
+	newHarness(t, s).Run(protocol.CassandraReplication, replicationInput(), &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
 	require.Empty(t, out.Repairs)
 
 	in := replicationInput()
 	in.Repair = RepairAlways
-	newHarness(t, s).run(protocol.CassandraReplication, in, &out)
+	newHarness(t, s).Run(protocol.CassandraReplication, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Empty(t, out.Raised)
 	require.Len(t, out.Repairs, 6)
@@ -89,12 +89,12 @@ func TestAnotherDataCentreStopsBeforeAnythingIsAltered(t *testing.T) {
 	s := newSystem(3)
 	s.center = "dc1"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Equal(t, "N184: data centre of Cassandra: expected ncp, found dc1", h.waits("check").Found)
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Equal(t, "N184: data centre of Cassandra: expected ncp, found dc1", h.Waits("check").Found)
+		h.Answer(protocol.Abort)
 	})
 	var out ReplicationResult
-	h.run(protocol.CassandraReplication, replicationInput(), &out)
+	h.Run(protocol.CassandraReplication, replicationInput(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Equal(t, 1, s.factors["nvcf_api"])
 }
@@ -104,7 +104,7 @@ func TestModeNoneRaisesNothing(t *testing.T) {
 	in := replicationInput()
 	in.Mode = acts.ModeNone
 	var out ReplicationResult
-	newHarness(t, s).run(protocol.CassandraReplication, in, &out)
+	newHarness(t, s).Run(protocol.CassandraReplication, in, &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
 	require.Empty(t, s.log)
 }
@@ -114,7 +114,7 @@ func TestAReplicationPlanNamesTheKeyspaces(t *testing.T) {
 	in := replicationInput()
 	in.PlanOnly = true
 	var out ReplicationResult
-	newHarness(t, s).run(protocol.CassandraReplication, in, &out)
+	newHarness(t, s).Run(protocol.CassandraReplication, in, &out)
 	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
 	require.Len(t, out.Plan.Changes, 2)
 	require.Equal(t, 1, s.factors["nvcf_api"])
@@ -124,15 +124,15 @@ func TestADirtyLedgerWaitsForAPerson(t *testing.T) {
 	s := newSystem(3)
 	s.dirty = true
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("ledger")
+	h.At(time.Hour, func() {
+		w := h.Waits("ledger")
 		require.Equal(t, "ledger of nvcf_api: expected not dirty, found dirty at version 42", w.Found)
 		require.NotContains(t, w.Answers, protocol.Skip)
 		s.do(func() { s.dirty = false })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out LedgerResult
-	h.run(protocol.CassandraLedger, LedgerInput{Site: site(), Login: admin()}, &out)
+	h.Run(protocol.CassandraLedger, LedgerInput{Site: site(), Login: admin()}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"nvct_api"}, out.Absent)
 }
@@ -172,5 +172,5 @@ func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
 	}
 	require.Empty(t, expansion().Validate())
 	h := newHarness(t, newSystem(1))
-	h.refusedInput(protocol.CassandraExpand, ExpandInput{Site: site()})
+	h.RefusesInput(protocol.CassandraExpand, ExpandInput{Site: site()})
 }

@@ -30,7 +30,7 @@ func between(log []string, from, to string) []string {
 func TestBootstrapNarrowsTheSeedsBeforeTheScaleAndRaisesStepByStep(t *testing.T) {
 	s := newSystem(1)
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, expansion(), &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{
 		"lock", "survey", "ring 1", "logins ", "plan 7 keyspaces",
@@ -56,7 +56,7 @@ func TestQuorumFirstLeavesTheTemplateAloneAndRaisesEveryKeyspaceBeforeTheScale(t
 	in := expansion()
 	in.Strategy = QuorumFirst
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.NotContains(t, s.log, "template rule=true narrow=false uid-sts")
 	before := s.log[:slices.Index(s.log, "scale uid-sts")]
@@ -78,7 +78,7 @@ func TestQuorumFirstGoesOnWhereARunHadEndedBetweenTheRaiseAndTheScale(t *testing
 	in := expansion()
 	in.Strategy = QuorumFirst
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "survey", "ring 1", "ring 1", "scale uid-sts", "ring 3", "repair [system_auth] on cassandra-0"}, s.log[:7],
 		"nobody can log in to one member of three, and nobody tries")
@@ -90,20 +90,20 @@ func TestTheGuidesOrderIsRefusedWhereAJoinerIsASeedUnlessAcknowledged(t *testing
 	in := expansion()
 	in.Strategy = Guide
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("survey")
+	h.At(time.Hour, func() {
+		w := h.Waits("survey")
 		require.Contains(t, w.Found, "found cassandra-1.h too", "the joiner is named")
 		require.Contains(t, w.Why, "does not bootstrap")
-		h.answer(protocol.Abort)
+		h.Answer(protocol.Abort)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Equal(t, []string{"lock", "survey", "unlock"}, s.log)
 
 	s = newSystem(1)
 	in.AcknowledgeSeeds = true
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Contains(t, s.log, "template rule=true narrow=false uid-sts", "the guide leaves the seeds alone")
 	require.NotContains(t, s.log, "raise [system_auth] to 2", "and raises at once")
@@ -113,15 +113,15 @@ func TestAMemberThatRefusesTheLoginAfterTheRepairStopsWithTheGuidesWords(t *test
 	s := newSystem(1)
 	h := newHarness(t, s)
 	s.scaled = func() { s.refused = []string{"cassandra-1"} }
-	h.at(time.Hour, func() {
-		w := h.waits("expand")
+	h.At(time.Hour, func() {
+		w := h.Waits("expand")
 		require.Contains(t, w.Found, "N143: login of cassandra on cassandra-1")
 		require.Contains(t, w.Helps, "do not upgrade")
 		s.do(func() { s.refused = nil; s.log = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"ring 3", "logins "}, s.log[:2], "what was raised and repaired is not done again")
 }
@@ -135,13 +135,13 @@ func TestAWindowThatEndsInsideTheSectionDoesNotStopItAndAnswersComeAfterIt(t *te
 	in.Estimate = window.Duration(time.Hour)
 	in.Windows = []window.Spec{{Opens: "0 1 * * *", Duration: window.Duration(2 * time.Hour), TimeZone: "UTC"}}
 	h.OnActivity(acts.ScaleActivity, mock.Anything, mock.Anything).After(3 * time.Hour).Return(s.scale)
-	h.at(90*time.Minute, func() {
-		require.Equal(t, "expansion", h.status().Section)
-		h.answer(protocol.Pause)
+	h.At(90*time.Minute, func() {
+		require.Equal(t, "expansion", h.Status().Section)
+		h.Answer(protocol.Pause)
 	})
 	var paused bool
-	h.at(5*time.Hour, func() {
-		w := h.status().WaitingFor
+	h.At(5*time.Hour, func() {
+		w := h.Status().WaitingFor
 		require.NotNil(t, w)
 		require.Equal(t, protocol.WaitPaused, w.Kind)
 		s.do(func() {
@@ -149,13 +149,13 @@ func TestAWindowThatEndsInsideTheSectionDoesNotStopItAndAnswersComeAfterIt(t *te
 			require.Contains(t, s.log, "repair [system_auth] on cassandra-2")
 		})
 		paused = true
-		h.answer(protocol.Resume)
+		h.Answer(protocol.Resume)
 	})
-	h.at(6*time.Hour, func() {
-		require.Equal(t, protocol.WaitWindow, h.status().WaitingFor.Kind, "the keyspaces wait for the next window")
+	h.At(6*time.Hour, func() {
+		require.Equal(t, protocol.WaitWindow, h.Status().WaitingFor.Kind, "the keyspaces wait for the next window")
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.True(t, paused)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
@@ -164,9 +164,9 @@ func TestAnAbortInsideTheSectionIsAnsweredAfterIt(t *testing.T) {
 	s := newSystem(1)
 	h := newHarness(t, s)
 	h.OnActivity(acts.ScaleActivity, mock.Anything, mock.Anything).After(30 * time.Minute).Return(s.scale)
-	h.at(10*time.Minute, func() { h.answer(protocol.Abort) })
+	h.At(10*time.Minute, func() { h.Answer(protocol.Abort) })
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Equal(t, []string{"repair [system_auth] on cassandra-2", "logins ", "unlock"}, s.log[len(s.log)-3:])
 	require.Empty(t, out.LeftBehind, "the section was ended whole")
@@ -180,15 +180,15 @@ func TestMembersThatAreDownOrDisagreeParkAndARetryGoesOnWhereItWas(t *testing.T)
 		s := newSystem(1)
 		h := newHarness(t, s)
 		s.scaled = func() { harm(s) }
-		h.at(time.Hour, func() {
-			w := h.waits("expand")
+		h.At(time.Hour, func() {
+			w := h.Waits("expand")
 			require.Equal(t, "N137: "+want, w.Found)
 			require.Contains(t, w.Why, "left half done: expansion")
 			s.do(func() { s.down, s.schemas = "", 1 })
-			h.answer(protocol.Retry)
+			h.Answer(protocol.Retry)
 		})
 		var out ExpandResult
-		h.run(protocol.CassandraExpand, expansion(), &out)
+		h.Run(protocol.CassandraExpand, expansion(), &out)
 		require.Equal(t, protocol.OutcomeDone, out.Outcome)
 		scales := slices.DeleteFunc(slices.Clone(s.log), func(l string) bool { return l != "scale uid-sts" })
 		require.Len(t, scales, 1)
@@ -199,15 +199,15 @@ func TestARepairThatFailsIsRetriedOnItsMemberAndNotForgotten(t *testing.T) {
 	s := newSystem(1)
 	s.failRepair = "cassandra-1 nvcf_api"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("keyspaces")
+	h.At(time.Hour, func() {
+		w := h.Waits("keyspaces")
 		require.Contains(t, w.Found, "nodetool repair --full nvcf_api on cassandra-1")
 		require.Contains(t, w.Why, "left half done: keyspace nvcf_api")
 		s.do(func() { s.log = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"repair [nvcf_api] on cassandra-0", "repair [nvcf_api] on cassandra-1", "raise [nvcf_api] to 3"}, s.log[1:4],
 		"its two copies are there: they are repaired before the third is asked for")
@@ -218,13 +218,13 @@ func TestALastRepairThatFailsIsOwed(t *testing.T) {
 	s := newSystem(1)
 	s.failRepair = "cassandra-2 nvcf_api"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("keyspaces").Found, "on cassandra-2")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("keyspaces").Found, "on cassandra-2")
 		s.do(func() { s.log = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"repair [nvcf_api] on cassandra-0", "repair [nvcf_api] on cassandra-1", "repair [nvcf_api] on cassandra-2"}, s.log[1:4],
 		"its three copies are there, so no list names it any more: the debt does")
@@ -242,7 +242,7 @@ func TestWhatNeedsNoExpansionIsLeftAlone(t *testing.T) {
 		in := expansion()
 		c.in(&in)
 		var out ExpandResult
-		newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+		newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 		require.Equal(t, protocol.OutcomeNoChange, out.Outcome, name)
 		require.Contains(t, strings.Join(out.Warnings, "\n"), "N131", name)
 		require.NotContains(t, s.log, "scale uid-sts", name)
@@ -254,7 +254,7 @@ func TestAPlanNamesEveryChangeAndMakesNone(t *testing.T) {
 	in := expansion()
 	in.PlanOnly = true
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
 	var actions []string
 	for _, c := range out.Plan.Changes {
@@ -272,12 +272,12 @@ func TestBootstrapWithoutAListOfSeedsPointsToQuorumFirst(t *testing.T) {
 	s := newSystem(1)
 	s.seeds = ""
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("survey").Helps, "quorumFirst")
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("survey").Helps, "quorumFirst")
+		h.Answer(protocol.Abort)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.NotContains(t, s.log, "scale uid-sts")
 }
 
@@ -286,7 +286,7 @@ func TestTwoMembersInAZoneStopOnlyWhereZonesAreEnforced(t *testing.T) {
 	s := newSystem(1)
 	s.shared = shared
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, expansion(), &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Contains(t, out.Warnings[len(out.Warnings)-1], "zone a")
 
@@ -295,14 +295,14 @@ func TestTwoMembersInAZoneStopOnlyWhereZonesAreEnforced(t *testing.T) {
 	in := expansion()
 	in.Mode = acts.ModeEnforced
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("zones").Found, "N138: zone a")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("zones").Found, "N138: zone a")
 		s.do(func() {
 			require.Contains(t, s.log, "repair [sis_api] on cassandra-2", "the copies did not wait for it")
 		})
-		h.answer(protocol.Abort)
+		h.Answer(protocol.Abort)
 	})
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 }
 
@@ -310,12 +310,12 @@ func TestRefusedLoginsInTheLogsPark(t *testing.T) {
 	s := newSystem(1)
 	s.authErrors = 4
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("authentication").Found, "N146")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("authentication").Found, "N146")
 		s.do(func() { s.authErrors = 0 })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }

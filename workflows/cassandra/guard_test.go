@@ -12,11 +12,12 @@ import (
 	acts "github.com/refit-run/refit/activities/cassandra"
 
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
 // surveys changes what each survey finds.
-func (h *harness) surveys(s *system, change func(*acts.SurveyResult)) {
+func surveys(h *workflowtest.Run, s *system, change func(*acts.SurveyResult)) {
 	h.OnActivity(acts.SurveyActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.SurveyRequest) (acts.SurveyResult, error) {
 		out, err := s.survey(ctx, r)
 		s.do(func() { change(&out) })
@@ -28,19 +29,19 @@ func TestVolumesThatAnEarlierScaleDownHasLeftParkBeforeAnythingIsChanged(t *test
 	s := newSystem(1)
 	h := newHarness(t, s)
 	old := []string{"data-cassandra-1"}
-	h.surveys(s, func(out *acts.SurveyResult) { out.OldVolumes = old })
-	h.at(time.Hour, func() {
-		w := h.waits("survey")
+	surveys(h, s, func(out *acts.SurveyResult) { out.OldVolumes = old })
+	h.At(time.Hour, func() {
+		w := h.Waits("survey")
 		require.Contains(t, w.Found, "found data-cassandra-1")
 		require.Contains(t, w.Why, "tokens of before")
 		s.do(func() {
 			require.Equal(t, []string{"lock", "survey"}, s.log)
 			old = nil
 		})
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -53,7 +54,7 @@ func TestEveryChangeCarriesTheLeaseOfTheRun(t *testing.T) {
 		return s.scale(ctx, r)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, "me", place.Holder)
 	require.Equal(t, "cassandra", place.Release)
 }
@@ -62,24 +63,24 @@ func TestQuorumFirstTellsThatItAddsNoZoneRule(t *testing.T) {
 	in := expansion()
 	in.Strategy = QuorumFirst
 	var out ExpandResult
-	newHarness(t, newSystem(1)).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, newSystem(1)).Run(protocol.CassandraExpand, in, &out)
 	require.Contains(t, strings.Join(out.Warnings, "\n"), "N133: strategy quorumFirst")
 
 	s := newSystem(1)
 	h := newHarness(t, s)
 	in.Mode = acts.ModeEnforced
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("survey").Found, "N133: pod template of StatefulSet cassandra")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("survey").Found, "N133: pod template of StatefulSet cassandra")
 		s.do(func() { require.Equal(t, []string{"lock", "survey"}, s.log) })
-		h.answer(protocol.Abort)
+		h.Answer(protocol.Abort)
 	})
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 
 	s = newSystem(1)
 	h = newHarness(t, s)
-	h.surveys(s, func(out *acts.SurveyResult) { out.Ruled = true })
-	h.run(protocol.CassandraExpand, in, &out)
+	surveys(h, s, func(out *acts.SurveyResult) { out.Ruled = true })
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome, "the chart has brought the rule")
 	require.NotContains(t, strings.Join(out.Warnings, "\n"), "N133")
 }
@@ -89,19 +90,19 @@ func TestMembersInZonesThatNobodyKnowsAreNotCalledApart(t *testing.T) {
 	for _, mode := range []string{acts.ModePreferred, acts.ModeEnforced} {
 		s := newSystem(1)
 		h := newHarness(t, s)
-		h.surveys(s, func(out *acts.SurveyResult) { out.Unzoned = unknown })
+		surveys(h, s, func(out *acts.SurveyResult) { out.Unzoned = unknown })
 		asked := false
 		if mode == acts.ModeEnforced {
-			h.at(time.Hour, func() {
-				require.Contains(t, h.waits("zones").Found, "none for cassandra-2")
+			h.At(time.Hour, func() {
+				require.Contains(t, h.Waits("zones").Found, "none for cassandra-2")
 				asked = true
-				h.answer(protocol.Abort)
+				h.Answer(protocol.Abort)
 			})
 		}
 		in := expansion()
 		in.Mode = mode
 		var out ExpandResult
-		h.run(protocol.CassandraExpand, in, &out)
+		h.Run(protocol.CassandraExpand, in, &out)
 		require.Equal(t, mode == acts.ModeEnforced, asked)
 		if mode == acts.ModePreferred {
 			require.Equal(t, protocol.OutcomeDone, out.Outcome)

@@ -18,8 +18,8 @@ func TestALockedOutAdministratorComesBackByApprovalOnly(t *testing.T) {
 	in := expansion()
 	in.Strategy, in.AcknowledgeSeeds = Guide, true
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("recover")
+	h.At(time.Hour, func() {
+		w := h.Waits("recover")
 		require.Equal(t, protocol.WaitApproval, w.Kind)
 		require.Contains(t, w.Found, "locked out")
 		require.Contains(t, w.Why, "decommission --force")
@@ -28,7 +28,7 @@ func TestALockedOutAdministratorComesBackByApprovalOnly(t *testing.T) {
 		h.SignalWorkflow(protocol.Approve, protocol.Answer{Stage: "recover", By: "ann"})
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeRolledBack, out.Outcome)
 	require.True(t, out.Recovered)
 	require.Equal(t, []string{"logins ", "decommission cassandra-2", "decommission cassandra-1", "logins cassandra-0", "unlock"}, s.log[len(s.log)-5:])
@@ -54,8 +54,8 @@ func TestNobodyIsTakenOutOnceTheRolesHaveMoreCopies(t *testing.T) {
 		in := expansion()
 		in.Strategy = c.strategy
 		h := newHarness(t, s)
-		h.at(time.Hour, func() {
-			w := h.waits("expand")
+		h.At(time.Hour, func() {
+			w := h.Waits("expand")
 			require.Equal(t, protocol.WaitParked, w.Kind, name)
 			require.Contains(t, w.Found, "more than one copy", name)
 			require.Contains(t, w.Helps, "repairs system_auth in full on every member", name)
@@ -63,10 +63,10 @@ func TestNobodyIsTakenOutOnceTheRolesHaveMoreCopies(t *testing.T) {
 				s.log = nil
 				s.repaired = func() { out = false }
 			})
-			h.answer(protocol.Retry)
+			h.Answer(protocol.Retry)
 		})
 		var result ExpandResult
-		h.run(protocol.CassandraExpand, in, &result)
+		h.Run(protocol.CassandraExpand, in, &result)
 		require.Equal(t, protocol.OutcomeDone, result.Outcome, name)
 		require.Equal(t, "ring 3", s.log[0], name)
 		require.Equal(t, []string{"repair [system_auth] on cassandra-0", "repair [system_auth] on cassandra-1", "repair [system_auth] on cassandra-2"}, s.log[1:4], name)
@@ -79,12 +79,12 @@ func TestApplicationKeyspacesWithMoreCopiesForbidTheWayBackToo(t *testing.T) {
 	s.factors["nvcf_api"] = 3
 	s.lockOut = true
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("expand").Found, "keyspace nvcf_api NetworkTopologyStrategy {ncp=3} has more than one copy")
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("expand").Found, "keyspace nvcf_api NetworkTopologyStrategy {ncp=3} has more than one copy")
+		h.Answer(protocol.Abort)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.NotContains(t, s.log, "decommission cassandra-2")
 }
 
@@ -94,13 +94,13 @@ func TestALoginThatIsMendedBeforeTheApprovalLetsTheExpansionGoOn(t *testing.T) {
 	in := expansion()
 	in.Strategy, in.AcknowledgeSeeds = Guide, true
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Equal(t, protocol.WaitApproval, h.waits("recover").Kind)
+	h.At(time.Hour, func() {
+		require.Equal(t, protocol.WaitApproval, h.Waits("recover").Kind)
 		s.do(func() { s.lockOut = false })
 		h.SignalWorkflow(protocol.Approve, protocol.Answer{Stage: "recover", By: "ann"})
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.NotContains(t, s.log, "decommission cassandra-2")
 	require.Empty(t, out.LeftBehind)
@@ -116,9 +116,9 @@ func TestNeitherTheApprovedWayBackNorAHalfDoneSectionWaitsForAWindow(t *testing.
 	in.Strategy, in.AcknowledgeSeeds, in.Windows = Guide, true, windows
 	h := newHarness(t, s)
 	h.SetStartTime(start)
-	h.at(5*time.Hour, func() { h.SignalWorkflow(protocol.Approve, protocol.Answer{Stage: "recover", By: "ann"}) })
+	h.At(5*time.Hour, func() { h.SignalWorkflow(protocol.Approve, protocol.Answer{Stage: "recover", By: "ann"}) })
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeRolledBack, out.Outcome)
 	require.Less(t, out.Ended.Sub(start), 6*time.Hour)
 
@@ -128,16 +128,16 @@ func TestNeitherTheApprovedWayBackNorAHalfDoneSectionWaitsForAWindow(t *testing.
 	h = newHarness(t, s)
 	h.SetStartTime(start)
 	s.scaled = func() { s.down = "cassandra-2" }
-	h.at(5*time.Hour, func() {
+	h.At(5*time.Hour, func() {
 		s.do(func() { s.down = "" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
-	h.at(6*time.Hour, func() {
+	h.At(6*time.Hour, func() {
 		s.do(func() {
 			require.Equal(t, []string{"logins ", "plan 7 keyspaces"}, s.log[len(s.log)-2:], "the section went to its end")
 		})
-		require.Equal(t, protocol.WaitWindow, h.status().WaitingFor.Kind, "the keyspaces wait")
+		require.Equal(t, protocol.WaitWindow, h.Status().WaitingFor.Kind, "the keyspaces wait")
 	})
-	h.run(protocol.CassandraExpand, in, &out)
+	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }

@@ -15,7 +15,7 @@ func TestAnExpansionThatAnotherRunHasBegunIsFinished(t *testing.T) {
 	s := newSystem(3)
 	s.factors["nvcf_api"] = 3
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, expansion(), &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "survey", "ring 3", "logins ", "raise [system_auth] to 3", "ring 3"}, s.log[:6],
 		"at once: with two copies both may be empty, and nobody could ask for the third")
@@ -28,7 +28,7 @@ func TestARaiseOfTheRolesWhoseEndWasLostIsRepairedWithoutALogin(t *testing.T) {
 	s.lockOut = true // until the repair
 	s.repaired = func() { s.lockOut = false }
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, expansion(), &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "survey", "ring 3", "repair [system_auth] on cassandra-0"}, s.log[:4])
 }
@@ -37,7 +37,7 @@ func TestTwoCopiesThatNobodyHasProvenAreRepairedBeforeTheThird(t *testing.T) {
 	s := newSystem(3)
 	s.factors[acts.AuthKeyspace] = 2
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, expansion(), &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"raise [system_auth] to 2", "ring 3", "repair [system_auth] on cassandra-0", "repair [system_auth] on cassandra-1", "raise [system_auth] to 3"}, s.log[4:9])
 }
@@ -49,7 +49,7 @@ func TestARingOfSeedsIsNotLockedOutByASecondEmptyCopy(t *testing.T) {
 		in := expansion()
 		in.Strategy = strategy
 		var out ExpandResult
-		newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+		newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 		require.Equal(t, protocol.OutcomeDone, out.Outcome, strategy)
 		require.NotContains(t, s.log, "raise [system_auth] to 2", strategy)
 	}
@@ -60,14 +60,14 @@ func TestARaiseThatIsToldAsFailedIsRepairedAllTheSame(t *testing.T) {
 	s.factors["nvcf_api"] = 2
 	s.lostRaise = "nvcf_api"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("keyspaces").Found, "the connection broke")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("keyspaces").Found, "the connection broke")
 		require.Equal(t, 3, s.factors["nvcf_api"])
 		s.do(func() { s.log = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplicationResult
-	h.run(protocol.CassandraReplication, replicationInput(), &out)
+	h.Run(protocol.CassandraReplication, replicationInput(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"plan 7 keyspaces", "raise [nvcf_api] to 3", "ring 3", "repair [nvcf_api] on cassandra-0", "repair [nvcf_api] on cassandra-1", "repair [nvcf_api] on cassandra-2"}, s.log[:6])
 	require.Contains(t, out.Raised, acts.Keyspace{Name: "nvcf_api", Class: "NetworkTopologyStrategy", Factors: []acts.Factor{{DataCenter: "ncp", Factor: "2"}}}, "as it was before")
@@ -80,13 +80,13 @@ func TestARaiseOfTheRolesIsProvenByTheMembersWhereItsReplyIsLost(t *testing.T) {
 	s.refuse = func() bool { return s.factors[acts.AuthKeyspace] == 3 && unrepaired }
 	s.repaired = func() { unrepaired = false }
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("expand").Found, "the connection broke")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("expand").Found, "the connection broke")
 		s.do(func() { s.log = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ExpandResult
-	h.run(protocol.CassandraExpand, expansion(), &out)
+	h.Run(protocol.CassandraExpand, expansion(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"ring 3", "repair [system_auth] on cassandra-0"}, s.log[:2], "no login is needed for it")
 }
@@ -97,7 +97,7 @@ func TestQuorumFirstGoesOnWhereTheReplyOfItsRaiseIsLost(t *testing.T) {
 	in := expansion()
 	in.Strategy = QuorumFirst
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"ring 1", "scale uid-sts"}, between(append(s.log, "end"), "raise all to 3", "end")[:2])
 	require.Contains(t, s.log, "repair [nvcf_api] on cassandra-2")
@@ -108,16 +108,16 @@ func TestTheRepairWaitsForOneSchemaAfterTheRaise(t *testing.T) {
 	h := newHarness(t, s)
 	s.factors["sis_api"] = 3
 	s.altered = func() { s.schemas = 2 }
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("keyspaces").Found, "N187: schema of Cassandra")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("keyspaces").Found, "N187: schema of Cassandra")
 		s.do(func() {
 			require.NotContains(t, s.log, "repair [nvcf_api] on cassandra-0")
 			s.schemas, s.altered = 1, nil
 		})
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplicationResult
-	h.run(protocol.CassandraReplication, replicationInput(), &out)
+	h.Run(protocol.CassandraReplication, replicationInput(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Len(t, out.Repairs, 5)
 }
@@ -130,21 +130,21 @@ func TestThreeMembersOfWhomNobodyHasRecordedTheNumberAreNotCalledFinished(t *tes
 		s.factors[acts.AuthKeyspace], s.factors["nvcf_api"], s.factors["sis_api"] = 3, 3, 3
 		s.factors[keyspace] = 2
 		h := newHarness(t, s)
-		h.at(time.Hour, func() {
-			w := h.waits("survey")
+		h.At(time.Hour, func() {
+			w := h.Waits("survey")
 			require.Contains(t, w.Found, keyspace)
 			require.Contains(t, w.Helps, "savedMembers: 1")
-			h.answer(protocol.Abort)
+			h.Answer(protocol.Abort)
 		})
 		var out ExpandResult
-		h.run(protocol.CassandraExpand, in, &out)
+		h.Run(protocol.CassandraExpand, in, &out)
 		require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	}
 
 	s := newSystem(3)
 	s.factors[acts.AuthKeyspace], s.factors["nvcf_api"], s.factors["sis_api"] = 3, 3, 3
 	var out ExpandResult
-	newHarness(t, s).run(protocol.CassandraExpand, in, &out)
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
 	require.NotContains(t, s.log, "scale uid-sts")
 }

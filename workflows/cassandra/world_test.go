@@ -8,22 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-	"go.temporal.io/sdk/activity"
-	"go.temporal.io/sdk/temporal"
-	"go.temporal.io/sdk/testsuite"
-	"go.temporal.io/sdk/workflow"
-
 	acts "github.com/refit-run/refit/activities/cassandra"
 
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
-	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/secret"
-	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -314,79 +307,18 @@ func (s *system) decommission(_ context.Context, r acts.DecommissionRequest) (ac
 	return acts.DecommissionResult{}, nil
 }
 
-type harness struct {
-	*testsuite.TestWorkflowEnvironment
-	t *testing.T
-}
-
-func newHarness(t *testing.T, s *system) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
-	s.now = env.Now
-	for name, fn := range map[string]any{
+func newHarness(t *testing.T, s *system) *workflowtest.Run {
+	h := workflowtest.New(t, workflowtest.Release{
+		Name: "cassandra", Namespace: "cassandra-system", Say: func(what string) { s.do(func() { s.say("%s", what) }) },
+	}, map[string]any{
 		protocol.CassandraBackup: Backup, protocol.CassandraExpand: Expand, protocol.CassandraReplication: Replication, protocol.CassandraLedger: Ledger,
-	} {
-		env.RegisterWorkflowWithOptions(fn, workflow.RegisterOptions{Name: name})
-	}
-	for name, f := range map[string]any{
-		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
-			return kube.IdentifyResult{UID: "uid-prod"}, nil
-		},
-		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
-			require.Equal(t, "cassandra", r.Release)
-			require.Equal(t, "cassandra-system", r.Namespace)
-			s.do(func() { s.say("lock") })
-			return lease.AcquireResult{Holder: "me"}, nil
-		},
-		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
-			s.do(func() { s.say("unlock") })
-			return lease.ReleaseResult{Released: true}, nil
-		},
-		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) { return visibility.Result{}, nil },
-		acts.RingActivity:            s.ring, acts.SurveyActivity: s.survey, acts.TemplateActivity: s.template, acts.ScaleActivity: s.scale,
+	}, map[string]any{
+		acts.RingActivity: s.ring, acts.SurveyActivity: s.survey, acts.TemplateActivity: s.template, acts.ScaleActivity: s.scale,
 		acts.LoginsActivity: s.logins, acts.RaiseActivity: s.raise, acts.RepairActivity: s.repair, acts.SnapshotActivity: s.snapshot,
 		acts.LedgerActivity: s.ledger, acts.AuthErrorsActivity: s.auth, acts.DecommissionActivity: s.decommission,
-	} {
-		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
-	}
-	return &harness{TestWorkflowEnvironment: env, t: t}
-}
-
-func (h *harness) at(after time.Duration, f func()) { h.RegisterDelayedCallback(f, after) }
-
-func (h *harness) answer(verb string) { h.SignalWorkflow(verb, protocol.Answer{By: "ann"}) }
-
-func (h *harness) status() protocol.Status {
-	v, err := h.QueryWorkflow(protocol.QueryStatus)
-	require.NoError(h.t, err)
-	var s protocol.Status
-	require.NoError(h.t, v.Get(&s))
-	return s
-}
-
-// waits is what the run waits for at a stage.
-func (h *harness) waits(stage string) protocol.Waiting {
-	s := h.status()
-	require.NotNil(h.t, s.WaitingFor, "%+v", s)
-	require.Equal(h.t, stage, s.WaitingFor.Stage)
-	return *s.WaitingFor
-}
-
-func (h *harness) run(kind string, in, out any) {
-	h.t.Helper()
-	h.ExecuteWorkflow(kind, in)
-	require.True(h.t, h.IsWorkflowCompleted())
-	require.NoError(h.t, h.GetWorkflowError())
-	require.NoError(h.t, h.GetWorkflowResult(out))
-}
-
-func (h *harness) refusedInput(kind string, in any) {
-	h.t.Helper()
-	h.ExecuteWorkflow(kind, in)
-	var app *temporal.ApplicationError
-	require.ErrorAs(h.t, h.GetWorkflowError(), &app)
-	require.Equal(h.t, protocol.BadInput, app.Type())
+	})
+	s.now = h.Now
+	return h
 }
 
 func site() Site { return Site{Site: datastore.Site{Target: kube.Target{Cluster: "prod"}}} }

@@ -19,7 +19,7 @@ import (
 func TestADrainedSystemIsProvenUnderTheLease(t *testing.T) {
 	s := &system{}
 	var out DrainResult
-	newHarness(t, s).run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	newHarness(t, s).Run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "drain nats-system least 1 for 30m0s", "unlock"}, s.log)
 	require.True(t, out.Verdict.OK)
@@ -29,20 +29,20 @@ func TestADrainedSystemIsProvenUnderTheLease(t *testing.T) {
 func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testing.T) {
 	s := &system{messages: 7}
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("drain")
+	h.At(time.Hour, func() {
+		w := h.Waits("drain")
 		require.Equal(t, "N127: stream NVCF/requests: expected 0 messages, found 7 messages", w.Found)
 		require.Equal(t, []string{protocol.Retry, protocol.Abort}, w.Answers, "there is no way around the proof, and none that discards")
 		s.do(func() { s.messages, s.down = 0, "nats-1" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
-	h.at(2*time.Hour, func() {
-		require.Contains(t, h.waits("drain").Found, "NATS server nats-1", "what was drained an hour ago proves nothing now")
+	h.At(2*time.Hour, func() {
+		require.Contains(t, h.Waits("drain").Found, "NATS server nats-1", "what was drained an hour ago proves nothing now")
 		s.do(func() { s.down = "" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out DrainResult
-	h.run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	h.Run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	var kept []string
 	for _, a := range out.Artifacts {
@@ -55,13 +55,13 @@ func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testi
 func TestADrainThatAsksWaitsForAPersonAndRecordsWhoConfirmed(t *testing.T) {
 	s := &system{}
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Equal(t, protocol.WaitApproval, h.waits("drain").Kind)
+	h.At(time.Hour, func() {
+		require.Equal(t, protocol.WaitApproval, h.Waits("drain").Kind)
 		require.Equal(t, []string{"lock"}, s.log, "no server is asked before")
-		h.answer(protocol.Approve)
+		h.Answer(protocol.Approve)
 	})
 	var out DrainResult
-	h.run(protocol.NATSDrain, DrainInput{Site: site(), AskCallers: true}, &out)
+	h.Run(protocol.NATSDrain, DrainInput{Site: site(), AskCallers: true}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	drain := out.Stages[1]
 	require.Equal(t, "drain", drain.Name)
@@ -71,9 +71,9 @@ func TestADrainThatAsksWaitsForAPersonAndRecordsWhoConfirmed(t *testing.T) {
 func TestAnAbortedDrainGivesTheLeaseBack(t *testing.T) {
 	s := &system{messages: 7}
 	h := newHarness(t, s)
-	h.at(time.Hour, func() { h.answer(protocol.Abort) })
+	h.At(time.Hour, func() { h.Answer(protocol.Abort) })
 	var out DrainResult
-	h.run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
+	h.Run(protocol.NATSDrain, DrainInput{Site: site()}, &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.EqualValues(t, 7, out.Verdict.Messages)
 	require.Equal(t, "unlock", s.log[len(s.log)-1])
@@ -98,7 +98,7 @@ func TestAChildRunLeavesTheLeaseToItsParentAndReports(t *testing.T) {
 	in := DrainInput{Site: site()}
 	in.Target.UID, in.Holder, in.Parent = "uid-prod", "me", &protocol.Parent{WorkflowID: "parent", Prefix: "nats.drain"}
 	var out DrainResult
-	h.run(protocol.NATSDrain, in, &out)
+	h.Run(protocol.NATSDrain, in, &out)
 	require.Equal(t, []string{"drain nats-system least 1 for 30m0s"}, s.log)
 	require.Positive(t, reports)
 }
@@ -114,7 +114,7 @@ func replicas() ReplicasInput {
 func TestStreamsAreRaisedOneByOneAndAllAreProven(t *testing.T) {
 	s := replicated()
 	var out ReplicasResult
-	newHarness(t, s).run(protocol.NATSReplicas, replicas(), &out)
+	newHarness(t, s).Run(protocol.NATSReplicas, replicas(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "list", "raise requests", "raise events", "settle 3", "unlock"}, s.log)
 	require.Len(t, out.Raised, 2)
@@ -127,7 +127,7 @@ func TestAPlanNamesTheStreamsAndRaisesNone(t *testing.T) {
 	in := replicas()
 	in.PlanOnly = true
 	var out ReplicasResult
-	newHarness(t, s).run(protocol.NATSReplicas, in, &out)
+	newHarness(t, s).Run(protocol.NATSReplicas, in, &out)
 	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
 	require.Equal(t, []string{"lock", "list", "unlock"}, s.log)
 	require.Equal(t, []protocol.PlannedChange{
@@ -139,7 +139,7 @@ func TestASecondRunProvesAndChangesNothing(t *testing.T) {
 	s := replicated()
 	s.replicas = map[string]int{"requests": 3, "events": 3, "icms": 3}
 	var out ReplicasResult
-	newHarness(t, s).run(protocol.NATSReplicas, replicas(), &out)
+	newHarness(t, s).Run(protocol.NATSReplicas, replicas(), &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
 	require.Equal(t, []string{"lock", "list", "settle 3", "unlock"}, s.log, "an earlier run may have ended before the proof")
 }
@@ -150,25 +150,25 @@ func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T)
 	in := replicas()
 	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
 	h.SetStartTime(time.Date(2026, 1, 1, 0, 55, 0, 0, time.UTC))
-	h.at(time.Minute, func() {
-		require.Equal(t, protocol.WaitWindow, h.waits("raise").Kind, "nothing is changed outside a window")
+	h.At(time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.Waits("raise").Kind, "nothing is changed outside a window")
 		s.do(func() { s.down = "nats-2" })
 	})
-	h.at(10*time.Minute, func() {
-		w := h.waits("raise")
+	h.At(10*time.Minute, func() {
+		w := h.Waits("raise")
 		require.Contains(t, w.Found, "NATS server nats-2")
 		s.do(func() { s.down, s.flapping = "", true })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
-	h.at(20*time.Minute, func() {
-		w := h.waits("settle")
+	h.At(20*time.Minute, func() {
+		w := h.Waits("settle")
 		require.Contains(t, w.Found, "found for 1.2s")
 		require.NotContains(t, w.Answers, protocol.Skip)
 		s.do(func() { s.flapping = false })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplicasResult
-	h.run(protocol.NATSReplicas, in, &out)
+	h.Run(protocol.NATSReplicas, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "list", "raise requests refused", "raise requests", "raise events", "settle 3", "settle 3", "unlock"}, s.log)
 }
@@ -176,14 +176,14 @@ func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T)
 func TestAMissingLoginParksBeforeAnythingIsRaised(t *testing.T) {
 	s := replicated()
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("list").Found, "N190: stream NVCF/requests: expected a login into account NVCF")
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("list").Found, "N190: stream NVCF/requests: expected a login into account NVCF")
+		h.Answer(protocol.Abort)
 	})
 	in := replicas()
 	in.Logins = nil
 	var out ReplicasResult
-	h.run(protocol.NATSReplicas, in, &out)
+	h.Run(protocol.NATSReplicas, in, &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Empty(t, out.Raised)
 	require.Equal(t, 1, s.replicas["requests"])
@@ -193,27 +193,27 @@ func TestARollIsFramedByASavedListAndItsComparison(t *testing.T) {
 	s := replicated()
 	s.messages = 2
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("save").Found, "2 messages")
-		require.NotContains(t, h.waits("save").Answers, protocol.Skip)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("save").Found, "2 messages")
+		require.NotContains(t, h.Waits("save").Answers, protocol.Skip)
 		s.do(func() { s.messages = 0 })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var before RollResult
-	h.run(protocol.NATSRoll, RollInput{Site: site(), Phase: Before}, &before)
+	h.Run(protocol.NATSRoll, RollInput{Site: site(), Phase: Before}, &before)
 	require.Equal(t, "file:///streams.json", before.Saved.URL)
 
 	s.log, s.emptied, s.lost = nil, []string{"NVCF/requests"}, []string{"events"}
 	h = newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("compare")
+	h.At(time.Hour, func() {
+		w := h.Waits("compare")
 		require.Equal(t, "stream NVCF/events: expected as before the roll, found no server lists it", w.Found)
 		require.Contains(t, w.Answers, protocol.Skip, "what is lost is lost: a person decides")
 		s.do(func() { s.lost = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var after RollResult
-	h.run(protocol.NATSRoll, RollInput{Site: site(), Phase: After, Saved: before.Saved.URL}, &after)
+	h.Run(protocol.NATSRoll, RollInput{Site: site(), Phase: After, Saved: before.Saved.URL}, &after)
 	require.Equal(t, protocol.OutcomeDone, after.Outcome)
 	require.Equal(t, []string{"lock", "compare with file:///streams.json", "compare with file:///streams.json", "unlock"}, s.log)
 	require.Equal(t, []string{"NVCF/requests"}, after.Emptied)

@@ -5,13 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
-
-	"github.com/stretchr/testify/require"
-	"go.temporal.io/sdk/activity"
-	"go.temporal.io/sdk/temporal"
-	"go.temporal.io/sdk/testsuite"
-	"go.temporal.io/sdk/workflow"
 
 	acts "github.com/refit-run/refit/activities/nats"
 
@@ -19,9 +12,8 @@ import (
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
-	"github.com/refit-run/refit/activities/lease"
-	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -150,74 +142,14 @@ func (s *system) settle(_ context.Context, r acts.SettleRequest) (acts.SettleRes
 	return acts.SettleResult{OK: true, Evidence: s.seen()}, nil
 }
 
-type harness struct {
-	*testsuite.TestWorkflowEnvironment
-	t *testing.T
-}
-
-func newHarness(t *testing.T, s *system) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
-	for name, fn := range map[string]any{protocol.NATSDrain: Drain, protocol.NATSReplicas: Replicas, protocol.NATSRoll: Roll} {
-		env.RegisterWorkflowWithOptions(fn, workflow.RegisterOptions{Name: name})
-	}
-	for name, f := range map[string]any{
-		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
-			return kube.IdentifyResult{UID: "uid-prod"}, nil
-		},
-		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
-			require.Equal(t, "nats", r.Release)
-			require.Equal(t, "nats-system", r.Namespace)
-			if s.locked {
-				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("held by another run", protocol.Locked, nil)
-			}
-			s.do(func() { s.say("lock") })
-			return lease.AcquireResult{Holder: "me"}, nil
-		},
-		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
-			s.do(func() { s.say("unlock") })
-			return lease.ReleaseResult{Released: true}, nil
-		},
-		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
-			return visibility.Result{}, nil
-		},
+func newHarness(t *testing.T, s *system) *workflowtest.Run {
+	h := workflowtest.New(t, workflowtest.Release{
+		Name: "nats", Namespace: "nats-system", Locked: s.locked, Say: func(what string) { s.do(func() { s.say("%s", what) }) },
+	}, map[string]any{protocol.NATSDrain: Drain, protocol.NATSReplicas: Replicas, protocol.NATSRoll: Roll}, map[string]any{
 		acts.DrainActivity: s.drain, acts.SaveActivity: s.save, acts.CompareActivity: s.compare,
 		acts.ListActivity: s.list, acts.RaiseActivity: s.raise, acts.SettleActivity: s.settle,
-	} {
-		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
-	}
-	return &harness{TestWorkflowEnvironment: env, t: t}
-}
-
-func (h *harness) at(after time.Duration, f func()) { h.RegisterDelayedCallback(f, after) }
-
-func (h *harness) answer(verb string) {
-	h.SignalWorkflow(verb, protocol.Answer{By: "ann"})
-}
-
-func (h *harness) status() protocol.Status {
-	v, err := h.QueryWorkflow(protocol.QueryStatus)
-	require.NoError(h.t, err)
-	var s protocol.Status
-	require.NoError(h.t, v.Get(&s))
-	return s
-}
-
-// waits is what the run waits for at a stage.
-func (h *harness) waits(stage string) protocol.Waiting {
-	s := h.status()
-	require.NotNil(h.t, s.WaitingFor, "%+v", s)
-	require.Equal(h.t, stage, s.WaitingFor.Stage)
-	return *s.WaitingFor
-}
-
-func (h *harness) run(kind string, in, out any) {
-	h.t.Helper()
-	h.ExecuteWorkflow(kind, in)
-	require.True(h.t, h.IsWorkflowCompleted())
-	require.NoError(h.t, h.GetWorkflowError())
-	require.NoError(h.t, h.GetWorkflowResult(out))
+	})
+	return h
 }
 
 func site() Site { return Site{Site: datastore.Site{Target: kube.Target{Cluster: "prod"}}} }

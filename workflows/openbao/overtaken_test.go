@@ -31,7 +31,7 @@ func TestATemplateThatChangesWhileAMemberIsReplacedIsPlannedAnewAndNotParked(t *
 		return out, err
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-2"}, s.log[:6],
 		"it is stale again and comes first again")
@@ -57,18 +57,18 @@ func TestAnErrorBeforeTheDeletionLeavesNothingHalfDone(t *testing.T) {
 			}
 			return s.replace(ctx, r)
 		})
-		h.at(time.Hour, func() {
-			w := h.waits("replace")
+		h.At(time.Hour, func() {
+			w := h.Waits("replace")
 			require.Contains(t, w.Found, "permission denied")
 			if untouched {
 				require.NotContains(t, w.Why, "half done")
 			} else {
 				require.Contains(t, w.Why, "half done: replacement of openbao-server-1", "an error that does not say so proves nothing")
 			}
-			h.answer(protocol.Abort)
+			h.Answer(protocol.Abort)
 		})
 		var out ReplaceResult
-		h.run(protocol.OpenBaoReplace, replacement(), &out)
+		h.Run(protocol.OpenBaoReplace, replacement(), &out)
 		require.Equal(t, untouched, len(out.LeftBehind) == 0, "%v", out.LeftBehind)
 	}
 }
@@ -84,13 +84,13 @@ func TestAStepThatWasBegunStaysHalfDoneWhateverALaterTrySays(t *testing.T) {
 		}
 		return s.replace(ctx, r)
 	})
-	h.at(time.Hour, func() { h.answer(protocol.Retry) })
-	h.at(2*time.Hour, func() {
-		require.Contains(t, h.waits("replace").Why, "half done: replacement of openbao-server-1")
-		h.answer(protocol.Retry)
+	h.At(time.Hour, func() { h.Answer(protocol.Retry) })
+	h.At(2*time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Why, "half done: replacement of openbao-server-1")
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, 4, calls-1, "one was lost, one did not begin, three members came back")
 }
@@ -107,13 +107,13 @@ func TestLeadershipIsAskedForThriceAlsoWhenThePlanIsMadeAnewInBetween(t *testing
 		asked++
 		return s.stepDown(ctx, r)
 	})
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("replace").Found, "N166")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "N166")
 		require.Equal(t, 3, asked)
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, 4, asked)
 }
@@ -127,12 +127,12 @@ func TestAStepDownBeginsOnlyWhereAllItsAttemptsFitTheWindow(t *testing.T) {
 	in := replacement()
 	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
 	h.SetStartTime(time.Date(2026, 1, 1, 0, 46, 0, 0, time.UTC)) // four minutes are left: three attempts take four and a half
-	h.at(3*time.Minute, func() {
-		require.Equal(t, protocol.WaitWindow, h.waits("replace").Kind)
+	h.At(3*time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.Waits("replace").Kind)
 		require.Equal(t, []string{"lock"}, s.log)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, in, &out)
+	h.Run(protocol.OpenBaoReplace, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -145,6 +145,6 @@ func TestASnapshotHasTimeForAllItsTries(t *testing.T) {
 		return s.snapshots(ctx, r)
 	})
 	var out SnapshotResult
-	h.run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site(), Limit: window.Duration(5 * time.Minute), TransferLimit: window.Duration(10 * time.Minute)}, &out)
+	h.Run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site(), Limit: window.Duration(5 * time.Minute), TransferLimit: window.Duration(10 * time.Minute)}, &out)
 	require.GreaterOrEqual(t, given, 45*time.Minute, "each try may wait for an active member and then take its time")
 }

@@ -19,7 +19,7 @@ import (
 func TestStandbysAreReplacedFirstAndTheFormerActiveLast(t *testing.T) {
 	s := newSystem()
 	var out ReplaceResult
-	newHarness(t, s).run(protocol.OpenBaoReplace, replacement(), &out)
+	newHarness(t, s).Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-2", "openbao-server-2 proven",
 		"step-down of openbao-server-0", "openbao-server-1 leads", "delete openbao-server-0", "openbao-server-0 proven", "unlock"}, s.log)
@@ -37,7 +37,7 @@ func TestAPlanNamesTheStepsAndTouchesNothing(t *testing.T) {
 	in := replacement()
 	in.PlanOnly = true
 	var out ReplaceResult
-	newHarness(t, s).run(protocol.OpenBaoReplace, in, &out)
+	newHarness(t, s).Run(protocol.OpenBaoReplace, in, &out)
 	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
 	require.Equal(t, []string{"lock", "unlock"}, s.log)
 	require.Equal(t, []protocol.PlannedChange{
@@ -52,7 +52,7 @@ func TestASecondRunProvesAndChangesNothing(t *testing.T) {
 		s.view.Members[i].Revision, s.view.Members[i].Version = "new", "2.6.3"
 	}
 	var out ReplaceResult
-	newHarness(t, s).run(protocol.OpenBaoReplace, replacement(), &out)
+	newHarness(t, s).Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
 	require.Equal(t, []string{"lock", "unlock"}, s.log)
 	require.NotContains(t, out.Warnings, injected)
@@ -62,14 +62,14 @@ func TestWhatIsRefusedParksBeforeAnythingIsTouched(t *testing.T) {
 	s := newSystem()
 	s.refuse = "RollingUpdate"
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("survey")
+	h.At(time.Hour, func() {
+		w := h.Waits("survey")
 		require.Equal(t, "N161: StatefulSet openbao-server: expected update strategy OnDelete, found RollingUpdate", w.Found)
 		require.Equal(t, []string{protocol.Retry, protocol.Abort}, w.Answers, "there is no way around it")
-		h.answer(protocol.Abort)
+		h.Answer(protocol.Abort)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Equal(t, []string{"lock", "survey finds RollingUpdate", "unlock"}, s.log)
 	require.Empty(t, out.LeftBehind)
@@ -79,21 +79,21 @@ func TestAStandbyThatStaysSealedParksWithTheRunbookAndNoOtherIsTouched(t *testin
 	s := newSystem()
 	s.after = func() { s.sealed = "openbao-server-1" }
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("replace")
+	h.At(time.Hour, func() {
+		w := h.Waits("replace")
 		require.Contains(t, w.Found, "Ready and sealed")
 		require.Contains(t, w.Helps, "runbook")
 		require.Contains(t, w.Why, "left half done: replacement of openbao-server-1")
 		require.NotContains(t, w.Answers, protocol.Skip)
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
-	h.at(2*time.Hour, func() {
-		require.Contains(t, h.waits("replace").Found, "Ready and sealed")
+	h.At(2*time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "Ready and sealed")
 		s.do(func() { s.sealed = "" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 not proven: Ready and sealed", "openbao-server-1 not proven: Ready and sealed",
 		"openbao-server-1 proven", "delete openbao-server-2"}, s.log[:6], "it is proven, not deleted again, before the next one goes")
@@ -104,9 +104,9 @@ func TestAnAbortWhileAMemberIsSealedListsWhatIsHalfDone(t *testing.T) {
 	s := newSystem()
 	s.after = func() { s.sealed = "openbao-server-1" }
 	h := newHarness(t, s)
-	h.at(time.Hour, func() { h.answer(protocol.Abort) })
+	h.At(time.Hour, func() { h.Answer(protocol.Abort) })
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Len(t, out.LeftBehind, 1)
 	require.Contains(t, out.LeftBehind[0], "replacement of openbao-server-1 is half done")
@@ -117,7 +117,7 @@ func TestTheOrderIsDecidedAnewWhenLeadershipMovesWithADeletion(t *testing.T) {
 	s := newSystem()
 	s.after = func() { s.lead(2) }
 	var out ReplaceResult
-	newHarness(t, s).run(protocol.OpenBaoReplace, replacement(), &out)
+	newHarness(t, s).Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-0", "openbao-server-0 proven",
 		"step-down of openbao-server-2", "openbao-server-0 leads", "delete openbao-server-2", "openbao-server-2 proven", "unlock"}, s.log)
@@ -127,7 +127,7 @@ func TestNoStepDownIsNeededWhenANewMemberHasTakenOverByItself(t *testing.T) {
 	s := newSystem()
 	s.after = func() { s.lead(1) }
 	var out ReplaceResult
-	newHarness(t, s).run(protocol.OpenBaoReplace, replacement(), &out)
+	newHarness(t, s).Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.NotContains(t, s.log, "step-down of openbao-server-0")
 }
@@ -141,12 +141,12 @@ func TestALeaderThatNeverHoldsStillParks(t *testing.T) {
 		moved++
 		return acts.ReplaceResult{Moved: r.Pod + " has become active"}, nil
 	})
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("replace").Found, "what was planned was overtaken more than 6 times, last: openbao-server-1 has become active")
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "what was planned was overtaken more than 6 times, last: openbao-server-1 has become active")
+		h.Answer(protocol.Abort)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, 7, moved)
 	require.Empty(t, out.LeftBehind, "nothing was touched")
 }
@@ -155,13 +155,13 @@ func TestASecondMemberThatIsDownIsWaitedForBeforeTheNextIsDeleted(t *testing.T) 
 	s := newSystem()
 	h := newHarness(t, s)
 	s.after = func() { s.down = "openbao-server-0" } // while the first one is replaced
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("replace").Found, "OpenBao member openbao-server-0: expected an answer")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "OpenBao member openbao-server-0: expected an answer")
 		s.do(func() { s.down = "" })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 not proven: connection refused", "openbao-server-1 proven", "delete openbao-server-2"}, s.log[:5])
 }
@@ -177,14 +177,14 @@ func TestWhatStopsAStepBeforeItHasBegunIsNotHalfDone(t *testing.T) {
 		}
 		return s.replace(ctx, r)
 	})
-	h.at(time.Hour, func() {
-		w := h.waits("replace")
+	h.At(time.Hour, func() {
+		w := h.Waits("replace")
 		require.Contains(t, w.Found, "no route")
 		require.NotContains(t, w.Why, "half done")
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -198,15 +198,15 @@ func TestAStepDownThatWasNotSentIsNotHalfDone(t *testing.T) {
 		}
 		return s.stepDown(ctx, r)
 	})
-	h.at(time.Hour, func() {
-		w := h.waits("replace")
+	h.At(time.Hour, func() {
+		w := h.Waits("replace")
 		require.Contains(t, w.Found, "expected unsealed, found sealed")
 		require.NotContains(t, w.Why, "half done")
 		blocked = false
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -214,14 +214,14 @@ func TestAStepDownWithoutEffectIsAskedThriceThenAPerson(t *testing.T) {
 	s := newSystem()
 	s.deaf = 3
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("replace")
+	h.At(time.Hour, func() {
+		w := h.Waits("replace")
 		require.Contains(t, w.Found, "N166: OpenBao: expected a member of version 2.6.3 active, found openbao-server-0 is")
 		require.Contains(t, w.Why, "step-down of openbao-server-0")
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	deaf := "step-down of openbao-server-0 without effect"
 	require.Equal(t, []string{deaf, deaf, deaf, "step-down of openbao-server-0", "openbao-server-1 leads"}, s.log[5:10])
@@ -231,12 +231,12 @@ func TestALostReplyIsNoSecondStepDown(t *testing.T) {
 	s := newSystem()
 	s.lost = 1
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("replace").Found, "the reply is lost")
-		h.answer(protocol.Retry)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "the reply is lost")
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"step-down of openbao-server-0", "openbao-server-1 leads", "delete openbao-server-0"}, s.log[5:8])
 	require.Empty(t, out.LeftBehind)
@@ -246,12 +246,12 @@ func TestAWorkerLostAfterTheDeletionIsNoSecondDeletion(t *testing.T) {
 	s := newSystem()
 	s.worn = 1
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("replace").Why, "half done: replacement of openbao-server-1")
-		h.answer(protocol.Retry)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Why, "half done: replacement of openbao-server-1")
+		h.Answer(protocol.Retry)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "delete openbao-server-1", "openbao-server-1 proven", "delete openbao-server-2"}, s.log[:4])
 }
@@ -259,17 +259,17 @@ func TestAWorkerLostAfterTheDeletionIsNoSecondDeletion(t *testing.T) {
 func TestThePlanMayAskAPersonBeforeLeadershipMoves(t *testing.T) {
 	s := newSystem()
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		w := h.waits("step-down")
+	h.At(time.Hour, func() {
+		w := h.Waits("step-down")
 		require.Equal(t, protocol.WaitApproval, w.Kind)
 		require.Contains(t, w.Found, "openbao-server-0, still of the old template, is active")
 		require.Equal(t, "openbao-server-2 proven", s.log[len(s.log)-1])
-		h.answer(protocol.Approve)
+		h.Answer(protocol.Approve)
 	})
 	in := replacement()
 	in.ApproveStepDown = true
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, in, &out)
+	h.Run(protocol.OpenBaoReplace, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -279,27 +279,27 @@ func TestAMemberIsReplacedOnlyWhereItsLimitsFitTheWindow(t *testing.T) {
 	in := replacement()
 	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
 	h.SetStartTime(time.Date(2026, 1, 1, 0, 45, 0, 0, time.UTC)) // five minutes are left, and a replacement may take thirteen
-	h.at(5*time.Minute, func() {
-		w := h.waits("replace")
+	h.At(5*time.Minute, func() {
+		w := h.Waits("replace")
 		require.Equal(t, protocol.WaitWindow, w.Kind)
 		require.Equal(t, []string{"lock"}, s.log)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, in, &out)
+	h.Run(protocol.OpenBaoReplace, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
 func TestAPauseHoldsBetweenTwoMembers(t *testing.T) {
 	s := newSystem()
 	h := newHarness(t, s)
-	s.after = func() { h.at(0, func() { h.answer(protocol.Pause) }) }
-	h.at(time.Hour, func() {
-		require.Equal(t, protocol.PhasePaused, h.status().Phase)
+	s.after = func() { h.At(0, func() { h.Answer(protocol.Pause) }) }
+	h.At(time.Hour, func() {
+		require.Equal(t, protocol.PhasePaused, h.Status().Phase)
 		require.Equal(t, "openbao-server-1 proven", s.log[len(s.log)-1], "a member is never left half done")
-		h.answer(protocol.Resume)
+		h.Answer(protocol.Resume)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
@@ -313,12 +313,12 @@ func TestAChangedTemplateIsNoticedAtTheEnd(t *testing.T) {
 		}
 		return s.survey(ctx, r)
 	})
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("verify").Found, "N168: OpenBao: expected no stale member, found that the next step would be the replacement of openbao-server-0")
-		h.answer(protocol.Abort)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("verify").Found, "N168: OpenBao: expected no stale member, found that the next step would be the replacement of openbao-server-0")
+		h.Answer(protocol.Abort)
 	})
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, replacement(), &out)
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 }
 
@@ -341,7 +341,7 @@ func TestAChildRunLeavesTheLeaseToItsParentAndReports(t *testing.T) {
 	in := replacement()
 	in.Target.UID, in.Holder, in.Parent = "uid-prod", "me", &protocol.Parent{WorkflowID: "parent", Prefix: "openbao"} // the parent's name in the Lease
 	var out ReplaceResult
-	h.run(protocol.OpenBaoReplace, in, &out)
+	h.Run(protocol.OpenBaoReplace, in, &out)
 	require.Equal(t, "delete openbao-server-1", s.log[0])
 	require.NotContains(t, s.log, "unlock")
 	require.Positive(t, reports)

@@ -20,13 +20,13 @@ func TestASnapshotAndWhatOpensItAreStored(t *testing.T) {
 	s := newSystem()
 	s.snapshot = []finding.Finding{{Row: "N97", Object: "OpenBao in openbao-server", Expected: "one active member that a majority follows", Found: "no member is active"}}
 	h := newHarness(t, s)
-	h.at(time.Hour, func() {
-		require.Contains(t, h.waits("snapshot").Found, "N97: OpenBao in openbao-server")
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("snapshot").Found, "N97: OpenBao in openbao-server")
 		s.do(func() { s.snapshot = nil })
-		h.answer(protocol.Retry)
+		h.Answer(protocol.Retry)
 	})
 	var out SnapshotResult
-	h.run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site()}, &out)
+	h.Run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site()}, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "snapshot", "snapshot", "unlock"}, s.log)
 	var names []string

@@ -5,15 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/require"
-	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/temporal"
-	"go.temporal.io/sdk/testsuite"
-	"go.temporal.io/sdk/workflow"
 
 	acts "github.com/refit-run/refit/activities/openbao"
 
@@ -21,9 +15,8 @@ import (
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
-	"github.com/refit-run/refit/activities/lease"
-	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/datastore"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -206,81 +199,13 @@ func (s *system) snapshots(_ context.Context, r acts.SnapshotRequest) (acts.Snap
 	return out, nil
 }
 
-type harness struct {
-	*testsuite.TestWorkflowEnvironment
-	t *testing.T
-	// due are the callbacks of at that have not been called yet.
-	due atomic.Int32
-}
-
-func newHarness(t *testing.T, s *system) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
-	env.RegisterWorkflowWithOptions(Replace, workflow.RegisterOptions{Name: protocol.OpenBaoReplace})
-	env.RegisterWorkflowWithOptions(Snapshot, workflow.RegisterOptions{Name: protocol.OpenBaoSnapshot})
-	for name, f := range map[string]any{
-		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {
-			return kube.IdentifyResult{UID: "uid-prod"}, nil
-		},
-		lease.AcquireActivity: func(_ context.Context, r lease.AcquireRequest) (lease.AcquireResult, error) {
-			if r.Release != "openbao-server" || r.Namespace != "vault-system" {
-				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("another Lease", "Test", nil)
-			}
-			if s.locked {
-				return lease.AcquireResult{}, temporal.NewNonRetryableApplicationError("held by another run", protocol.Locked, nil)
-			}
-			s.do(func() { s.say("lock") })
-			return lease.AcquireResult{Holder: "me"}, nil
-		},
-		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
-			s.do(func() { s.say("unlock") })
-			return lease.ReleaseResult{Released: true}, nil
-		},
-		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
-			return visibility.Result{}, nil
-		},
+func newHarness(t *testing.T, s *system) *workflowtest.Run {
+	h := workflowtest.New(t, workflowtest.Release{
+		Name: "openbao-server", Namespace: "vault-system", Locked: s.locked, Say: func(what string) { s.do(func() { s.say("%s", what) }) },
+	}, map[string]any{protocol.OpenBaoReplace: Replace, protocol.OpenBaoSnapshot: Snapshot}, map[string]any{
 		acts.SurveyActivity: s.survey, acts.ReplaceActivity: s.replace, acts.StepDownActivity: s.stepDown, acts.SnapshotActivity: s.snapshots,
-	} {
-		env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
-	}
-	return &harness{TestWorkflowEnvironment: env, t: t}
-}
-
-// at calls f while the run is under way; run fails if it ended before.
-func (h *harness) at(after time.Duration, f func()) {
-	h.due.Add(1)
-	h.RegisterDelayedCallback(func() {
-		h.due.Add(-1)
-		f()
-	}, after)
-}
-
-func (h *harness) answer(verb string) { h.SignalWorkflow(verb, protocol.Answer{By: "ann"}) }
-
-func (h *harness) status() protocol.Status {
-	v, err := h.QueryWorkflow(protocol.QueryStatus)
-	require.NoError(h.t, err)
-	var s protocol.Status
-	require.NoError(h.t, v.Get(&s))
-	return s
-}
-
-// waits is what the run waits for at a stage.
-func (h *harness) waits(stage string) protocol.Waiting {
-	s := h.status()
-	require.NotNil(h.t, s.WaitingFor, "%+v", s)
-	require.Equal(h.t, stage, s.WaitingFor.Stage)
-	return *s.WaitingFor
-}
-
-func (h *harness) run(kind string, in, out any) {
-	h.t.Helper()
-	h.ExecuteWorkflow(kind, in)
-	require.True(h.t, h.IsWorkflowCompleted())
-	require.NoError(h.t, h.GetWorkflowError())
-	require.Zero(h.t, h.due.Load(), "the run ended before it was looked at")
-	require.NoError(h.t, h.GetWorkflowResult(out))
+	})
+	return h
 }
 
 func site() Site { return Site{Site: datastore.Site{Target: kube.Target{Cluster: "prod"}}} }
