@@ -82,6 +82,17 @@ func TestADeleteWhoseReplyIsLostIsRemembered(t *testing.T) {
 	assert.NotEqual(t, hosts[0].UID, out.Hosts[0].NewUID)
 }
 
+// The pod is another one by the time of the delete: that was not this run.
+func TestADeleteThatFindsAnotherPodIsNotThisRuns(t *testing.T) {
+	w := newWorld(t, "a")
+	hosts := w.oldHosts("a")
+	r := &replacement{client: w.client, req: ReplaceRequest{Scope: w.scope}, memory: map[string]hostMemory{}, sent: map[types.UID]bool{}}
+	for _, name := range []string{w.podPrefix + hosts[0].Name, "gone"} {
+		require.NoError(t, r.delete(t.Context(), []doomedPod{{host: hosts[0].Name, name: name, uid: "another"}}))
+		assert.False(t, r.remember()[hosts[0].Name].Deleted)
+	}
+}
+
 // GPUs of other builds may name their node in their status alone.
 func TestGPUsWithoutTheLabelOfTheirNodeArePartOfTheProof(t *testing.T) {
 	w := newWorld(t, "a", "b")
