@@ -182,6 +182,14 @@ func TestStreamsOfEveryAccountAreRaisedWhileServicesPublish(t *testing.T) {
 	require.Len(t, left.Raise, 1)
 	require.Equal(t, 1, left.Left)
 
+	lost := c.place
+	lost.Release, lost.Holder = "nats", "a run that no Lease names"
+	_, err = c.acts.Raise(t.Context(), RaiseRequest{Place: lost, Logins: []Login{nkey("NVCF", "nats-nkeys"), nkey("OTHER", "other")}, Stream: listed.Raise[0], Limit: time.Minute})
+	require.ErrorContains(t, err, "Lease")
+	still, err := c.list(nkey("NVCF", "nats-nkeys"), nkey("OTHER", "other"))
+	require.NoError(t, err)
+	require.Equal(t, listed.Raise, still.Raise, "nothing was changed")
+
 	_, err = c.acts.Raise(t.Context(), RaiseRequest{Place: c.place, Logins: []Login{nkey("NVCF", "reader")}, Stream: listed.Raise[0], Limit: time.Minute})
 	_, class, ok = finding.Of(err)
 	require.True(t, ok, err)

@@ -80,6 +80,9 @@ type Place struct {
 	Target    kube.Target `json:"target"`
 	Namespace string      `json:"namespace"`
 	Servers   Servers     `json:"servers,omitzero"`
+	// Release and Holder are the Lease that what changes a stream must hold.
+	Release string `json:"release,omitempty"`
+	Holder  string `json:"holder,omitempty"`
 }
 
 // Servers says which pods are NATS servers and where they listen.

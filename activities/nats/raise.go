@@ -9,6 +9,7 @@ import (
 
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/lease"
 )
 
 // ListRequest asks which streams have fewer than three replicas.
@@ -212,6 +213,10 @@ func (l *looker) raise(ctx context.Context, logins []Login, s Stream, answers []
 	target := fmt.Sprint(TargetReplicas)
 	if open.info.replicas() == target {
 		return false, nil
+	}
+	held := lease.Held{Namespace: l.place.Namespace, Release: l.place.Release, Holder: l.place.Holder}
+	if err := held.Check(ctx, l.client.Typed); err != nil {
+		return false, err
 	}
 	config := open.info.Config
 	config["num_replicas"] = json.RawMessage(target)

@@ -27,5 +27,5 @@ func newRun(ctx workflow.Context, kind string, site Site, windows []window.Spec)
 }
 
 func (r *run) place() acts.Place {
-	return acts.Place{Target: r.Site.Target, Namespace: r.Site.Namespace, Servers: r.servers}
+	return acts.Place{Target: r.Site.Target, Namespace: r.Site.Namespace, Servers: r.servers, Release: r.Site.Release, Holder: r.Site.Holder}
 }
