@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	enums "go.temporal.io/api/enums/v1"
+	historypb "go.temporal.io/api/history/v1"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
 )
@@ -27,6 +28,7 @@ type histories struct {
 	count        int
 	events       int
 	longest      int
+	parts        parts
 }
 
 // history exports the histories of a run's Rollout with all its children.
@@ -44,26 +46,27 @@ func (w *world) history(run string) histories {
 		if id != root && !strings.HasPrefix(id, root+".") {
 			continue
 		}
-		events := 0
+		var events []*historypb.HistoryEvent
 		it := w.temporal.GetWorkflowHistory(ctx, id, e.Execution.RunId, false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
 		for it.HasNext() {
 			ev, err := it.Next()
 			require.NoError(w.b, err)
-			events++
-			at := ev.GetEventTime().AsTime()
-			if id != root {
-				continue
-			}
-			if h.began.IsZero() || at.Before(h.began) {
-				h.began = at
-			}
-			if at.After(h.ended) {
-				h.ended = at
-			}
+			events = append(events, ev)
 		}
 		h.count++
-		h.events += events
-		h.longest = max(h.longest, events)
+		h.events += len(events)
+		h.longest = max(h.longest, len(events))
+		if id != root {
+			h.parts.shard(events)
+			continue
+		}
+		h.parts.rollout(events)
+		if at := events[0].EventTime.AsTime(); h.began.IsZero() || at.Before(h.began) {
+			h.began = at
+		}
+		if at := events[len(events)-1].EventTime.AsTime(); at.After(h.ended) {
+			h.ended = at
+		}
 	}
 	require.NotZero(w.b, h.count, "no history of %s", root)
 	return h
