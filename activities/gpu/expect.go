@@ -1,6 +1,6 @@
 package gpu
 
-import "time"
+import "github.com/refit-run/refit/activities/duration"
 
 // Expect is what a plan declares about a host; an empty field is not checked
 // against a declaration, only against the baseline.
@@ -27,7 +27,7 @@ type Expect struct {
 	// AllowedWarnings is how many warnings leave the verdict at pass.
 	AllowedWarnings int `json:"allowedWarnings,omitempty"`
 	// StressFor is how long level stress keeps at it.
-	StressFor time.Duration `json:"stressFor,omitempty"`
+	StressFor duration.Duration `json:"stressFor,omitempty"`
 	// SharedMemoryMiB is what the probe uses at level quick, beside tenants.
 	SharedMemoryMiB uint64            `json:"sharedMemoryMiB,omitempty"`
 	TensorFusion    *TensorFusionHost `json:"tensorFusion,omitempty"`
@@ -53,7 +53,7 @@ type ExpectMIG struct {
 // TensorFusionHost asks for the checks of a host that runs TensorFusion's
 // hypervisor.
 type TensorFusionHost struct {
-	// Port is the hypervisor's, read from the pool.
+	// Port is the hypervisor's, read from the pool; 0 is the pool's default.
 	Port int `json:"port,omitempty"`
 	// ShmMiB is the size of the shared-memory file system; 0 is 1024, a
 	// constant of the operator.
@@ -65,7 +65,7 @@ type TensorFusionHost struct {
 	Toolkit bool `json:"toolkit,omitempty"`
 	// Pods are the live client pods of this node as namespace/name; shared
 	// memory of others is stale. Nil leaves that unasked.
-	Pods []string `json:"pods,omitempty"`
+	Pods []string `json:"pods,omitzero"`
 	// Limiter is the path of the vGPU limiter; the probe then runs a second
 	// time with it preloaded and must be refused memory above LimitMiB.
 	Limiter  string `json:"limiter,omitempty"`

@@ -49,6 +49,9 @@ const (
 // BaselineRequest asks for a snapshot before the component is replaced.
 type BaselineRequest struct {
 	Node string `json:"node"`
+	// NodeBootID is the boot that the cluster's Node object is of; an agent that
+	// runs in another is none of this node now. Empty is not compared.
+	NodeBootID string `json:"nodeBootID,omitempty"`
 }
 
 // Device is one GPU or MIG device as the driver reports it.
@@ -77,11 +80,14 @@ type Baseline struct {
 // ValidateRequest asks the agent of Node for a verdict. A nil Baseline skips
 // the comparisons.
 type ValidateRequest struct {
-	Node     string        `json:"node"`
-	Level    Level         `json:"level"`
-	Baseline *Baseline     `json:"baseline,omitempty"`
-	Deadline time.Duration `json:"deadline"`
-	Expect   *Expect       `json:"expect,omitempty"`
+	Node string `json:"node"`
+	// NodeBootID is the boot that the cluster's Node object is of; an agent that
+	// runs in another is none of this node now. Empty is not compared.
+	NodeBootID string        `json:"nodeBootID,omitempty"`
+	Level      Level         `json:"level"`
+	Baseline   *Baseline     `json:"baseline,omitempty"`
+	Deadline   time.Duration `json:"deadline"`
+	Expect     *Expect       `json:"expect,omitempty"`
 }
 
 // Check is one row of the validation table with what was seen.
@@ -103,8 +109,12 @@ type Result struct {
 	BootID  string   `json:"bootID"`
 	Driver  string   `json:"driver"`
 	Devices []Device `json:"devices"`
-	// Checks holds the rows that failed or were skipped; Passed counts the rest.
-	Checks  []Check `json:"checks,omitempty"`
-	Passed  int     `json:"passed"`
+	// Checks holds the rows that failed or were skipped; Passed counts the rest,
+	// and Found is what they found.
+	Checks []Check `json:"checks,omitempty"`
+	Passed int     `json:"passed"`
+	Found  []Found `json:"found,omitempty"`
+	// Proofs are the figures of the CUDA probe.
+	Proofs  []Proof `json:"proofs,omitempty"`
 	Verdict Verdict `json:"verdict"`
 }

@@ -13,9 +13,12 @@ const PrepareActivity = "gpu.Prepare"
 // What is not declared is left alone: a nil MIG touches neither mode nor
 // instances.
 type PrepareRequest struct {
-	Node string       `json:"node"`
-	MIG  *MIGRequest  `json:"mig,omitempty"`
-	VGPU *VGPURequest `json:"vgpu,omitempty"`
+	Node string `json:"node"`
+	// NodeBootID is the boot that the cluster's Node object is of; an agent that
+	// runs in another is none of this node now. Empty is not compared.
+	NodeBootID string       `json:"nodeBootID,omitempty"`
+	MIG        *MIGRequest  `json:"mig,omitempty"`
+	VGPU       *VGPURequest `json:"vgpu,omitempty"`
 	// PlanOnly reports the actions and takes none.
 	PlanOnly bool          `json:"planOnly,omitempty"`
 	Deadline time.Duration `json:"deadline,omitempty"`
@@ -86,7 +89,7 @@ type PrepareResult struct {
 
 // MIGReadings are the rows of a baseline that a change of the MIG set-up
 // changes with it.
-var MIGReadings = []string{"MIG mode", "MIG layout", "row remap", "memory total", "P2P"}
+var MIGReadings = []string{"MIG mode", "MIG layout", "row remap", "row remap reserve", "memory total", "P2P"}
 
 // WithoutMIG is the baseline for a host whose MIG set-up was changed on
 // purpose: what a change of it changes is not compared.

@@ -24,6 +24,7 @@ import (
 
 // Activity names.
 const (
+	ObserveActivity  = "node.Observe"
 	KeepOffActivity  = "node.KeepOff"
 	GiveBackActivity = "node.GiveBack"
 	CordonActivity   = "node.Cordon"
@@ -57,7 +58,7 @@ type Activities struct{ Clusters *kube.Clusters }
 // Register registers every activity under its name.
 func (a *Activities) Register(r worker.Registry) {
 	for name, fn := range map[string]any{
-		KeepOffActivity: a.KeepOff, GiveBackActivity: a.GiveBack, CordonActivity: a.Cordon, UncordonActivity: a.Uncordon,
+		ObserveActivity: a.Observe, KeepOffActivity: a.KeepOff, GiveBackActivity: a.GiveBack, CordonActivity: a.Cordon, UncordonActivity: a.Uncordon,
 	} {
 		r.RegisterActivityWithOptions(fn, activity.RegisterOptions{Name: name})
 	}
@@ -76,6 +77,8 @@ type Request struct {
 // Result is the node afterwards.
 type Result struct {
 	UID string `json:"uid"`
+	// BootID is that of the boot which the kubelet has reported last.
+	BootID string `json:"bootID,omitempty"`
 	// Changed is false when the node was so before.
 	Changed bool `json:"changed"`
 	// Foreign: the node was cordoned by somebody else, or the label set anew;
@@ -83,6 +86,11 @@ type Result struct {
 	Foreign bool `json:"foreign,omitempty"`
 	// Before is what was remembered, in words.
 	Before string `json:"before,omitempty"`
+}
+
+// Observe changes nothing.
+func (a *Activities) Observe(ctx context.Context, r Request) (Result, error) {
+	return a.change(ctx, r, mustExist, func(*corev1.Node) (Result, map[string]any, error) { return Result{}, nil, nil })
 }
 
 // KeepOff sets the label that keeps foreign automation off and remembers what
@@ -247,7 +255,7 @@ func (a *Activities) change(ctx context.Context, r Request, mayBeGone bool, deci
 		if err != nil {
 			return Result{}, err
 		}
-		out.UID = string(n.UID)
+		out.UID, out.BootID = string(n.UID), n.Status.NodeInfo.BootID
 		if patch == nil {
 			return out, nil
 		}

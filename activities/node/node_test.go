@@ -62,6 +62,18 @@ func (w *world) must(r Result, err error) Result {
 	return r
 }
 
+func TestANodesBootIsToldAndNothingIsChanged(t *testing.T) {
+	w := newWorld(t, "boot", nil)
+	n := w.node()
+	n.Status.NodeInfo.BootID = "boot-2"
+	_, err := w.k.Typed.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	before := w.node().ResourceVersion
+	w.req.UID = ""
+	require.Equal(t, Result{UID: string(n.UID), BootID: "boot-2"}, w.must(w.Observe(t.Context(), w.req)))
+	require.Equal(t, before, w.node().ResourceVersion)
+}
+
 func TestForeignAutomationIsKeptOffAndTheEarlierValueRestored(t *testing.T) {
 	for name, labels := range map[string]map[string]string{
 		"no label": nil, "a label": {ManagedLabel: "true"}, "the same label": {ManagedLabel: "false"},

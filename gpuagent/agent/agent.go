@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -23,6 +22,10 @@ import (
 // eight GPUs initialises anew for it, which takes seconds.
 const readLimit = time.Minute
 
+// hostLimit bounds the reading of the host: the kernel answers in milliseconds,
+// a hypervisor and the programs that are asked for their version within 5 s each.
+const hostLimit = 15 * time.Second
+
 // Deadlines of a validation that brings none.
 const (
 	quickLimit    = 2 * time.Minute
@@ -35,36 +38,42 @@ type Agent struct {
 	Node     string
 	Host     host.Host
 	Preparer *Preparer
-	// turn holds the one place of the request that is being served.
-	turn chan struct{}
+	turn     *turn
 }
 
 // New is the agent of a node on the host that the environment names.
 func New(node string) *Agent {
 	h := host.New()
-	return &Agent{Node: node, Host: h, Preparer: NewPreparer(node, h.Root), turn: make(chan struct{}, 1)}
+	return &Agent{Node: node, Host: h, Preparer: NewPreparer(node, h.Root), turn: newTurn()}
 }
 
-// take waits for the turn of a request: two at once would disturb each other's
-// probes.
-func (a *Agent) take(ctx context.Context) (release func(), err error) {
-	select {
-	case a.turn <- struct{}{}:
-		return func() {
-			<-a.turn
-			// An agent is idle for months between upgrades: give the memory of
-			// this request back.
-			debug.FreeOSMemory()
-		}, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// look begins a request that changes nothing: after it no other request of this
+// agent and no set-up or check of a person runs on the host. unseen says why a
+// person's are not known of.
+func (a *Agent) look(ctx context.Context, what string) (release func(), unseen string, err error) {
+	done, err := a.turn.take(ctx, what)
+	if err != nil {
+		return nil, "", err
 	}
+	unlock, unseen, err := setup.LockToLook(ctx, a.Host.Root)
+	if err != nil {
+		done()
+		return nil, "", err
+	}
+	return func() { unlock(); done() }, unseen, nil
 }
 
-// own refuses a request for another node than the one that is served.
-func own(served, asked string) error {
+// own refuses a request for another node than the one that is served, and one
+// for a boot of it that this host is not in: then the agent runs on another
+// machine than it says, or the Node object is still of the boot before.
+func own(served string, h host.Host, asked, boot string) error {
 	if asked == served {
-		return nil
+		here := h.BootID()
+		if boot == "" || boot == here {
+			return nil
+		}
+		return &setup.Failure{Class: setup.Wait, Object: "boot of node " + served, Expected: boot + ", as the Node object says", Found: here + ", where this agent runs",
+			Why: "what is read and set up here is not that node", Next: "wait for the kubelet if the host has just booted; else check NODE_NAME of the agent and look for a second one of that name"}
 	}
 	return &setup.Failure{Class: setup.Stop, Object: "agent of node " + served, Expected: "a request for this node", Found: "one for " + asked,
 		Next: "check NODE_NAME of the agent, and node and cluster of the request"}
@@ -74,9 +83,9 @@ func own(served, asked string) error {
 func (a *Agent) Prepare(ctx context.Context, req gpu.PrepareRequest) (gpu.PrepareResult, error) {
 	steps := newHeartbeat(ctx)
 	defer steps.stop()
-	release, err := a.take(ctx)
+	release, err := a.turn.take(ctx, "set-up")
 	if err != nil {
-		return gpu.PrepareResult{}, err
+		return gpu.PrepareResult{}, asActivityError(err)
 	}
 	defer release()
 	return a.Preparer.Prepare(ctx, req, steps.set)
@@ -87,15 +96,16 @@ func (a *Agent) Prepare(ctx context.Context, req gpu.PrepareRequest) (gpu.Prepar
 func (a *Agent) Baseline(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseline, error) {
 	steps := newHeartbeat(ctx)
 	defer steps.stop()
-	out, err := a.baseline(ctx, req)
+	out, err := a.Record(ctx, req)
 	return out, asActivityError(err)
 }
 
-func (a *Agent) baseline(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseline, error) {
-	if err := own(a.Node, req.Node); err != nil {
+// Record takes the baseline.
+func (a *Agent) Record(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseline, error) {
+	if err := own(a.Node, a.Host, req.Node, req.NodeBootID); err != nil {
 		return gpu.Baseline{}, err
 	}
-	release, err := a.take(ctx)
+	release, _, err := a.look(ctx, "baseline")
 	if err != nil {
 		return gpu.Baseline{}, err
 	}
@@ -108,7 +118,14 @@ func (a *Agent) baseline(ctx context.Context, req gpu.BaselineRequest) (gpu.Base
 		return gpu.Baseline{}, &setup.Failure{Class: setup.Stop, Object: "baseline of node " + a.Node, Expected: "an answer of the driver", Found: why,
 			Next: "bring the host in order first: refit-gpuagent check says what is wrong"}
 	}
-	h := a.Host.Read(host.Options{})
+	h, err := a.Host.ReadApart(ctx, host.Options{}, hostLimit)
+	if ctx.Err() != nil {
+		return gpu.Baseline{}, context.Cause(ctx)
+	}
+	if err != nil {
+		return gpu.Baseline{}, &setup.Failure{Class: setup.Stop, Object: "baseline of node " + a.Node, Expected: "a reading of the host", Found: err.Error(),
+			Next: "look on the host for what hangs there (a mount, a file of sysfs, a program), then try again", Cause: err}
+	}
 	b := gpu.Baseline{Node: a.Node, BootID: h.BootID, Driver: s.Driver.Value, Taken: time.Now().UTC(), Devices: devices(&s),
 		Readings: check.HostReadings(&s), KernelLog: gpu.KernelLogPosition{Visible: h.Log.Visible, Sequence: h.Log.Last}}
 	for i := range b.Devices {
@@ -164,13 +181,7 @@ func (a *Agent) Validate(ctx context.Context, req gpu.ValidateRequest) (gpu.Resu
 	steps := newHeartbeat(ctx)
 	defer steps.stop()
 	checks, out, err := a.Examine(ctx, req, steps.set)
-	for _, c := range checks {
-		if c.OK {
-			out.Passed++
-		} else {
-			out.Checks = append(out.Checks, c)
-		}
-	}
+	out.Take(checks, check.ToldByProofs...)
 	return out, asActivityError(err)
 }
 
@@ -185,7 +196,7 @@ func badRequest(object, expected, found, next string) error {
 // Examine answers every row, and gives the result without its rows.
 func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(string)) ([]gpu.Check, gpu.Result, error) {
 	out := gpu.Result{Node: a.Node, BootID: a.Host.BootID(), Verdict: gpu.Unproven}
-	if err := own(a.Node, req.Node); err != nil {
+	if err := own(a.Node, a.Host, req.Node, req.NodeBootID); err != nil {
 		return nil, out, err
 	}
 	if req.Level == "" {
@@ -200,7 +211,7 @@ func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(
 	if e := req.Expect; e != nil && e.TensorFusion != nil && e.TensorFusion.Limiter != "" && e.TensorFusion.LimitMiB == 0 {
 		return nil, out, badRequest("tensorFusion.limitMiB", "the memory that the limiter allows, in MiB", "0", "give the limit, or leave the limiter out")
 	}
-	release, err := a.take(ctx)
+	release, unseen, err := a.look(ctx, "validation at level "+string(req.Level))
 	if err != nil {
 		return nil, out, err
 	}
@@ -209,16 +220,14 @@ func (a *Agent) Examine(ctx context.Context, req gpu.ValidateRequest, step func(
 	if limit <= 0 {
 		limit = defaultLimit(req)
 	}
-	v := &validation{agent: a, req: req, step: step, limit: limit, deadline: time.Now().Add(limit)}
-	if req.Expect != nil {
-		v.expect = *req.Expect
-	}
+	v := newValidation(a, req, limit, step)
 	in, err := v.observe(ctx)
 	if err != nil {
 		return nil, out, fmt.Errorf("validate node %s: %w", a.Node, err)
 	}
+	in.Unseen = unseen
 	checks := check.Evaluate(in)
-	out.Driver, out.Devices = in.NVML.Driver.Value, devices(&in.NVML)
+	out.Driver, out.Devices, out.Proofs = in.NVML.Driver.Value, devices(&in.NVML), check.Figures(in.Proofs)
 	out.Verdict = gpu.VerdictOf(checks, v.expect.AllowedWarnings)
 	return checks, out, nil
 }
@@ -229,7 +238,7 @@ func defaultLimit(req gpu.ValidateRequest) time.Duration {
 		return standardLimit
 	case gpu.Stress:
 		if req.Expect != nil && req.Expect.StressFor > 0 {
-			return req.Expect.StressFor + standardLimit
+			return req.Expect.StressFor.D() + standardLimit
 		}
 		return stressDefault + standardLimit
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -241,41 +240,6 @@ func requireStop(t *testing.T, err error, text string) {
 	require.Equal(t, "stop", app.Type())
 	require.True(t, app.NonRetryable())
 	require.ErrorContains(t, err, text)
-}
-
-func TestTwoRequestsAtOnceAreServedOneAfterTheOther(t *testing.T) {
-	w := newWorld(t)
-	release, err := w.agent.take(context.Background())
-	require.NoError(t, err)
-	var waiting sync.WaitGroup
-	var mu sync.Mutex
-	var steps []int // of which request each step was
-	verdicts, errs := make([]gpu.Verdict, 2), make([]error, 2)
-	for i := range verdicts {
-		waiting.Go(func() {
-			req := gpu.ValidateRequest{Node: node, Level: gpu.Standard, Expect: &gpu.Expect{SharedMemoryMiB: 4}}
-			_, r, err := w.agent.Examine(context.Background(), req, func(string) {
-				mu.Lock()
-				defer mu.Unlock()
-				steps = append(steps, i)
-			})
-			verdicts[i], errs[i] = r.Verdict, err
-		})
-	}
-	release()
-	waiting.Wait()
-	require.NoError(t, errors.Join(errs...))
-	require.Equal(t, []gpu.Verdict{gpu.Pass, gpu.Pass}, verdicts)
-	require.Len(t, slices.Compact(steps), 2, "the steps of the two do not mix")
-
-	release, err = w.agent.take(context.Background())
-	require.NoError(t, err)
-	defer release()
-	gone := errors.New("the caller went away")
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(gone)
-	_, err = w.agent.Validate(ctx, gpu.ValidateRequest{Node: node})
-	require.ErrorIs(t, err, gone, "a request that waits can be given up")
 }
 
 func TestARequestThatIsCancelledEndsItsChildrenAndRunsAgain(t *testing.T) {

@@ -38,8 +38,9 @@ func (p *Preparer) Prepare(ctx context.Context, req gpu.PrepareRequest, step fun
 }
 
 func (p *Preparer) prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
-	out := gpu.PrepareResult{Node: p.Node, BootID: host.Host{Root: p.Root}.BootID()}
-	if err := own(p.Node, req.Node); err != nil {
+	h := host.Host{Root: p.Root}
+	out := gpu.PrepareResult{Node: p.Node, BootID: h.BootID()}
+	if err := own(p.Node, h, req.Node, req.NodeBootID); err != nil {
 		return out, err
 	}
 	if req.Deadline > 0 {
@@ -135,7 +136,7 @@ func asActivityError(err error) error {
 		return err
 	}
 	return temporal.NewApplicationErrorWithOptions(f.Error(), string(f.Class), temporal.ApplicationErrorOptions{
-		NonRetryable: f.Class != setup.Retry, Details: []any{*f},
+		NonRetryable: f.Class != setup.Retry && f.Again == 0, NextRetryDelay: f.Again, Details: []any{*f},
 	})
 }
 

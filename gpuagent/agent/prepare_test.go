@@ -166,7 +166,7 @@ func TestTwoPreparationsAtOnceEndInOneLayout(t *testing.T) {
 	require.Equal(t, results[0].Devices, results[1].Devices)
 	require.NotEqual(t, len(results[0].Actions) == 0, len(results[1].Actions) == 0, "one did it, the other found it done")
 
-	unlock, err := setup.Lock(w.tree.Root)
+	unlock, err := setup.Lock(t.Context(), w.tree.Root)
 	require.NoError(t, err)
 	defer unlock()
 	_, err = w.prepare(gpu.MIGRequest{Config: twoHalves})

@@ -42,6 +42,9 @@ const probesAtOnce = 8
 // deadline.
 const soakEnds = 3 * time.Minute
 
+// hypervisorPort is the default of a pool's portNumber.
+const hypervisorPort = 8000
+
 // validation is one request under way.
 type validation struct {
 	agent    *Agent
@@ -49,7 +52,25 @@ type validation struct {
 	expect   gpu.Expect
 	step     func(string)
 	limit    time.Duration
-	deadline time.Time
+	deadline time.Time // of the driver's part
+	forHost  time.Duration
+}
+
+// newValidation keeps the time for the host back from that of the driver: both
+// end within the limit.
+func newValidation(a *Agent, req gpu.ValidateRequest, limit time.Duration, step func(string)) *validation {
+	v := &validation{agent: a, req: req, step: step, forHost: min(hostLimit, limit/8)}
+	v.limit = limit - v.forHost
+	v.deadline = time.Now().Add(v.limit)
+	if req.Expect != nil {
+		v.expect = *req.Expect
+	}
+	if t := v.expect.TensorFusion; t != nil && t.Port == 0 {
+		declared := *t
+		declared.Port = hypervisorPort
+		v.expect.TensorFusion = &declared
+	}
+	return v
 }
 
 func (v *validation) left() time.Duration {
@@ -84,7 +105,13 @@ func (v *validation) observe(caller context.Context) (check.Input, error) {
 		return in, context.Cause(caller)
 	}
 	v.step("read the host")
-	in.Host = v.agent.Host.Read(v.hostOptions(&in.NVML))
+	in.Host, err = v.agent.Host.ReadApart(caller, v.hostOptions(&in.NVML), v.forHost)
+	if caller.Err() != nil {
+		return in, context.Cause(caller)
+	}
+	if err != nil {
+		in.Host, in.HostTrouble = host.Snapshot{BootID: v.agent.Host.BootID()}, err.Error()
+	}
 	return in, nil
 }
 
@@ -242,7 +269,7 @@ func (v *validation) options(t target, open int) cuda.Options {
 	case gpu.Standard:
 		o.MemoryShare, o.Copies = standardShare, true
 	case gpu.Stress:
-		o.MemoryShare, o.Copies, o.Soak = stressShare, true, v.expect.StressFor
+		o.MemoryShare, o.Copies, o.Soak = stressShare, true, v.expect.StressFor.D()
 		if o.Soak <= 0 {
 			o.Soak = stressDefault
 		}

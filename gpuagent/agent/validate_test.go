@@ -10,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/refit-run/refit/activities/duration"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/gpuagent/nvml"
 )
 
 func TestAHealthyHostPassesEveryLevelAgainstItsBaseline(t *testing.T) {
@@ -93,9 +95,18 @@ func TestTheLibrariesAreJudgedWhereTheyWereReadAndAsTheChildrenLoadedThem(t *tes
 // what could not end before it.
 func TestAStressKeepsAtItForThePlansTime(t *testing.T) {
 	for _, soak := range []time.Duration{time.Minute, 10 * time.Minute, 2 * time.Hour, 24 * time.Hour} {
-		v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: soak}, deadline: time.Now().Add(soak + standardLimit)}
+		v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: duration.Duration(soak)}, deadline: time.Now().Add(soak + standardLimit)}
 		require.Equal(t, soak, v.options(target{}, 1).Soak)
 	}
-	v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: time.Hour}, deadline: time.Now().Add(time.Minute)}
+	v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: duration.Duration(time.Hour)}, deadline: time.Now().Add(time.Minute)}
 	require.Less(t, v.options(target{}, 1).Soak, time.Minute)
+}
+
+func TestAHypervisorWithoutADeclaredPortIsAskedOnThePoolsDefault(t *testing.T) {
+	for declared, want := range map[int]int{0: 8000, 8001: 8001} {
+		expect := &gpu.Expect{TensorFusion: &gpu.TensorFusionHost{Port: declared}}
+		v := newValidation(&Agent{}, gpu.ValidateRequest{Expect: expect}, time.Minute, nil)
+		require.Equal(t, want, v.hostOptions(&nvml.Snapshot{}).TensorFusion.Port)
+		require.Equal(t, declared, expect.TensorFusion.Port, "the request is left as it is")
+	}
 }

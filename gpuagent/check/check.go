@@ -21,6 +21,11 @@ type Input struct {
 	// is empty then.
 	Trouble string
 	Host    host.Snapshot
+	// HostTrouble is set when the child that reads the host did not answer; of
+	// Host only the boot is known then.
+	HostTrouble string
+	// Unseen says why other checks and set-ups of this host are not kept off.
+	Unseen string
 	// Watch is what was seen while the probe ran, nil when nothing was; then
 	// WatchTrouble is what became of the child that looked.
 	Watch        *nvml.Observation
@@ -44,7 +49,7 @@ func (in *Input) rebooted() bool {
 func Evaluate(in Input) []gpu.Check {
 	var out []gpu.Check
 	for _, r := range hostRows {
-		if !covers(in.Level, r.level) || r.needsDriver && !in.driverUp() {
+		if !covers(in.Level, r.level) || r.needsDriver && !in.driverUp() || r.needsHost && in.HostTrouble != "" {
 			continue
 		}
 		out = append(out, r.answer(&in, nil)...)
@@ -81,37 +86,64 @@ type row struct {
 	// why says what NOT_SUPPORTED stands for.
 	why         string
 	needsDriver bool
-	check       func(c *cell)
-	// reading is what a baseline keeps of the row; nil keeps nothing.
+	// needsHost: without a reading of the host the row would take what was not
+	// read for absent; the row of the host tells.
+	needsHost bool
+	check     func(c *cell)
+	// reading is what a baseline keeps of the row, for the comparison or only to
+	// know later that there was an answer; nil keeps nothing.
 	reading func(d *nvml.Device) (string, bool)
+	// parts are the single readings of a row that has several; a baseline keeps
+	// those that had an answer, by part.
+	parts parts
 	// counter: the reading starts anew with each boot.
 	counter bool
 }
 
+// parts are readings of a row by name, and whether a GPU has them.
+type parts map[string]func(d *nvml.Device) bool
+
 func (r *row) answer(in *Input, d *nvml.Device) []gpu.Check {
-	c := &cell{in: in, d: d, row: r}
-	if in.Baseline != nil && (!r.counter || !in.rebooted()) {
-		readings := in.Baseline.Readings
-		if d != nil {
-			readings = nil
-			if i := slices.IndexFunc(in.Baseline.Devices, func(b gpu.Device) bool { return b.UUID == d.UUID.Value }); i >= 0 {
-				readings = in.Baseline.Devices[i].Readings
-			}
-		}
-		c.base, c.hasBase = readings[r.name]
-	}
+	c := newCell(in, d, r)
 	r.check(c)
 	return c.out
 }
 
+func newCell(in *Input, d *nvml.Device, r *row) *cell {
+	c := &cell{in: in, d: d, row: r, before: in.before(d)}
+	c.base, c.answeredBefore = c.before[r.name]
+	c.hasBase = c.answeredBefore && (!r.counter || !in.rebooted())
+	return c
+}
+
+// before are the baseline's readings of a GPU, or of the host without one.
+func (in *Input) before(d *nvml.Device) map[string]string {
+	switch {
+	case in.Baseline == nil:
+		return nil
+	case d == nil:
+		return in.Baseline.Readings
+	}
+	for _, b := range in.Baseline.Devices {
+		if b.UUID == d.UUID.Value {
+			return b.Readings
+		}
+	}
+	return nil
+}
+
 // cell is one row on one device: what a rule reads and where it answers.
 type cell struct {
-	in      *Input
-	d       *nvml.Device // nil on a row of the host
-	row     *row
-	base    string
-	hasBase bool
-	out     []gpu.Check
+	in     *Input
+	d      *nvml.Device // nil on a row of the host
+	row    *row
+	before map[string]string
+	// base is the baseline's reading of the row. answeredBefore: there is one.
+	// hasBase: it is one to compare with, which a counter of an earlier boot is
+	// not.
+	base                    string
+	answeredBefore, hasBase bool
+	out                     []gpu.Check
 }
 
 func (c *cell) device() string {
@@ -178,14 +210,31 @@ func neededIf[T any](c *cell, must bool, r nvml.Reading[T], because string) (T, 
 	return answered(c, r)
 }
 
-// part is answered for one reading of several of a row, which no baseline has
-// by itself: absent, it is a skip that names it.
+// part is answered for one reading of several of a row: absent, it is named.
 func part[T any](c *cell, r nvml.Reading[T], name string) (T, bool) {
 	if r.Absent() {
-		c.skip(name + ": " + c.absence(r.Why()))
+		c.missing(name, c.absence(r.Why()))
 		return r.Value, false
 	}
 	return answered(c, r)
+}
+
+// missing records a part of the row that is not there.
+func (c *cell) missing(part, why string) {
+	_, had := c.before[partKey(c.row.name, part)]
+	c.gone(had, part, part+": "+why)
+}
+
+func partKey(row, part string) string { return row + ": " + part }
+
+// gone records what has no answer and needs none: a skip, unless the baseline
+// had it. A value that an upgrade took away is no good one.
+func (c *cell) gone(had bool, what, why string) {
+	if had {
+		c.fail(gpu.Warn, what+", as in the baseline", why, "the new driver or the GPU's mode no longer gives this value")
+		return
+	}
+	c.skip(why)
 }
 
 // absence says what it means that a value is not there at all.
@@ -220,17 +269,12 @@ func (c *cell) refused(code nvml.Code, missing string) {
 		c.unanswered("the driver answers "+code.String(), "repeat the check; if it stays, reload the driver")
 		return
 	}
-	why := c.absence(code, missing)
-	if c.hasBase {
-		c.fail(gpu.Warn, c.base+", as in the baseline", why, "the new driver or the GPU's mode no longer gives this value")
-		return
-	}
-	c.skip(why)
+	c.gone(c.answeredBefore, c.base, c.absence(code, missing))
 }
 
 // refusedOn is refused for one GPU on a row of the host.
 func refusedOn[T any](c *cell, d *nvml.Device, r nvml.Reading[T]) {
-	one := &cell{in: c.in, d: d, row: c.row}
+	one := newCell(c.in, d, c.row)
 	one.refused(r.Why())
 	c.out = append(c.out, one.out...)
 }
@@ -247,12 +291,19 @@ func (c *cell) equalBase(severity gpu.Severity, found, hint string) {
 // Readings are what a baseline keeps of one GPU.
 func Readings(d *nvml.Device) map[string]string {
 	kept := map[string]string{}
-	for _, r := range gpuRows {
-		if r.reading == nil || d.Handle != nvml.Success {
-			continue
+	if d.Handle != nvml.Success {
+		return kept
+	}
+	for _, r := range slices.Concat(hostRows, gpuRows) {
+		if r.reading != nil {
+			if value, ok := r.reading(d); ok {
+				kept[r.name] = value
+			}
 		}
-		if value, ok := r.reading(d); ok {
-			kept[r.name] = value
+		for name, has := range r.parts {
+			if has(d) {
+				kept[partKey(r.name, name)] = "answered"
+			}
 		}
 	}
 	return kept
@@ -263,6 +314,9 @@ func HostReadings(s *nvml.Snapshot) map[string]string {
 	kept := map[string]string{}
 	if s.ConfCompute.OK() {
 		kept[rowConfCompute] = onOff(s.ConfCompute.Value != 0)
+	}
+	if s.CUDA.OK() {
+		kept[rowCUDAVersion] = cudaText(s.CUDA.Value)
 	}
 	return kept
 }

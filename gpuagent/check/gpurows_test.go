@@ -24,7 +24,7 @@ var gpuFaults = []fault{
 	{"recovery 6", recovery(6), "recovery action", gpu.Fatal, "BUS_RESET", unfit},
 	{"recovery 7", recovery(7), "recovery action", gpu.Fatal, "SYSTEM_REBOOT", unfit},
 	{"recovery 99", recovery(99), "recovery action", gpu.Fatal, "unknown", unfit},
-	{"recovery on an older driver", func(_ *Input, d *nvml.Device) { d.Recovery = code[uint64](nvml.NotSupported) }, "recovery action", "", "older driver", pass},
+	{"recovery on an older driver", func(in *Input, d *nvml.Device) { in.Baseline, d.Recovery = nil, code[uint64](nvml.NotSupported) }, "recovery action", "", "older driver", pass},
 	{"PCIe lanes lost", func(_ *Input, d *nvml.Device) { d.PCIeWidth = is(nvml.Pair{Current: 8, Other: 16}) }, "PCIe width", gpu.Fatal, "x8", unfit},
 	{"PCIe lanes other than before", func(_ *Input, d *nvml.Device) { d.PCIeWidth = is(nvml.Pair{Current: 8, Other: 8}) }, "PCIe width", gpu.Fatal, "x8", unfit},
 	{"PCIe slow under load", func(in *Input, _ *nvml.Device) { in.Watch.Devices[0].PCIeGen = is(nvml.Pair{Current: 3, Other: 5}) }, "PCIe generation", gpu.Warn, "3", degraded},
@@ -33,7 +33,7 @@ var gpuFaults = []fault{
 	{"PCIe replays during the probe", func(in *Input, _ *nvml.Device) { in.Baseline = nil; in.Watch.Devices[0].Replays = is(uint64(2)) }, "PCIe errors", gpu.Warn, "2 new", degraded},
 	{"other PCIe errors", func(_ *Input, d *nvml.Device) { d.PCIeErrors = is(uint64(7)) }, "PCIe errors", gpu.Warn, "7 new", degraded},
 	{"fatal PCIe error", func(_ *Input, d *nvml.Device) { d.PCIeFatal = is(uint64(1)) }, "PCIe errors", gpu.Fatal, "1", unfit},
-	{"fatal PCIe errors not counted", func(_ *Input, d *nvml.Device) { d.PCIeFatal = code[uint64](nvml.NotSupported) }, "PCIe errors", "", "fatal errors: not supported", pass},
+	{"fatal PCIe errors not counted", func(_ *Input, d *nvml.Device) { d.PCIeFatal = code[uint64](nvml.NotSupported) }, "PCIe errors", gpu.Warn, "fatal errors: not supported", degraded},
 	{"other PCIe errors no longer counted", func(_ *Input, d *nvml.Device) { d.PCIeErrors = code[uint64](nvml.NotSupported) }, "PCIe errors", gpu.Warn, "other errors", degraded},
 	{"other PCIe errors counted by the new driver only", func(in *Input, d *nvml.Device) {
 		d.PCIeErrors = is(uint64(700))
@@ -67,7 +67,7 @@ var gpuFaults = []fault{
 	{"hot", func(_ *Input, d *nvml.Device) { d.Temperature = is(85) }, "temperature", gpu.Warn, "85", degraded},
 	{"margin gone", func(_ *Input, d *nvml.Device) { d.Margin = is(2) }, "temperature", gpu.Warn, "4 °C", degraded},
 	{"margin gone to a slowdown above the point where it slows", func(_ *Input, d *nvml.Device) { d.Margin, d.Limits.Slowdown = is(9), is(6) }, "temperature", gpu.Warn, "3 °C", degraded},
-	{"limit of the slowdown not told", func(_ *Input, d *nvml.Device) { d.Margin, d.Limits.Slowdown = is(9), code[int](nvml.NotSupported) }, "temperature", "", "limit of the slowdown", pass},
+	{"limit of the slowdown not told", func(_ *Input, d *nvml.Device) { d.Margin, d.Limits.Slowdown = is(9), code[int](nvml.NotSupported) }, "temperature", gpu.Warn, "limit of the slowdown", degraded},
 	{"memory hot", func(_ *Input, d *nvml.Device) { d.MemoryTemp = is(95) }, "memory temperature", gpu.Warn, "95", degraded},
 	{"power limit lost", func(_ *Input, d *nvml.Device) { d.PowerLimit = is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
 	{"power limit other than before", func(in *Input, d *nvml.Device) { in.Expect.PowerLimitWatts, d.PowerLimit = 0, is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
@@ -105,7 +105,7 @@ var gpuFaults = []fault{
 		enable(&in.NVML.Devices[1])
 	}, "MIG mode", gpu.Reset, "off", reset},
 	{"a process on a drained GPU", func(_ *Input, d *nvml.Device) { d.Processes = is([]nvml.Process{{PID: 42, Kind: "compute"}}) }, "processes", gpu.Reset, "42", reset},
-	{"graphics processes not listed", func(_ *Input, d *nvml.Device) { d.Unlisted = []string{"graphics"} }, "processes", "", "graphics", pass},
+	{"graphics processes not listed", func(_ *Input, d *nvml.Device) { d.Unlisted = []string{"graphics"} }, "processes", gpu.Warn, "graphics", degraded},
 	{"memory in use", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 81559 << 20, Used: 9 << 30}) }, "memory in use", gpu.Warn, "9216 MiB", degraded},
 	{"memory lost", func(_ *Input, d *nvml.Device) { d.Memory = is(nvml.Memory{Total: 40 << 30}) }, "memory total", gpu.Warn, "42949672960", degraded},
 	{"GSP firmware of another driver", func(_ *Input, d *nvml.Device) { d.GSPVersion = is("570.1.2") }, "GSP", gpu.Warn, "570.1.2", degraded},
@@ -183,6 +183,7 @@ func TestNotSupportedIsASkipByNameAndAWarningWhereTheBaselineHadAValue(t *testin
 
 func TestAMissingSymbolIsASkipThatNamesIt(t *testing.T) {
 	in := healthy()
+	in.Baseline = nil
 	in.NVML.Devices[0].SRAMOver = nvml.Reading[bool]{Missing: "nvmlDeviceGetSramEccErrorStatus"}
 	checks := Evaluate(*in)
 	require.Empty(t, failed(checks))

@@ -83,6 +83,8 @@ func healthy() *Input {
 				Shm:        host.Mount{Mounted: true, Type: "tmpfs", Options: []string{"rw", "nosuid", "nodev"}, SizeKiB: 1 << 20, Mode: 0o777, FreeKiB: 1 << 19},
 				Pods:       []host.PodState{{Pod: "team/app", Layout: 2}},
 				Hypervisor: host.Hypervisor{UUIDs: []string{strings.ToLower(first), strings.ToLower(second)}},
+				Process:    &host.Process{PID: 4711},
+				Transport:  host.Segment{Exists: true, Regular: true},
 				Kubelet:    map[string]bool{"device-plugins": true, "pod-resources": true},
 			},
 		},

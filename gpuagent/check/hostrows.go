@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/refit-run/refit/activities/gpu"
@@ -28,6 +29,24 @@ func libraryAndDriver(c *cell) {
 	}
 }
 
+// alone: nobody else checks or sets up this host meanwhile.
+func alone(c *cell) {
+	if c.in.Unseen != "" {
+		c.skip("others at work on this host are not seen: " + c.in.Unseen)
+		return
+	}
+	c.pass("the only one at work")
+}
+
+// hostRead: what the kernel and the file system show could be read.
+func hostRead(c *cell) {
+	if c.in.HostTrouble != "" {
+		c.unanswered(c.in.HostTrouble, "look on the host for what hangs there (a mount, a file of sysfs, a program), then check again")
+		return
+	}
+	c.pass("read")
+}
+
 // baselineBoot notes that a baseline is of an earlier boot. That is what a
 // driver upgrade with a reboot looks like, so it only changes how counters and
 // the kernel log are read.
@@ -42,12 +61,22 @@ func baselineBoot(c *cell) {
 	}
 }
 
+// driverVersion: library and kernel module have the version that is declared;
+// without one, that of the baseline. Nobody has said that it was to change.
 func driverVersion(c *cell) {
-	library, ok := answered(c, c.in.NVML.Driver)
+	if b := c.in.Baseline; b != nil {
+		c.base, c.answeredBefore = b.Driver, b.Driver != ""
+	}
+	declared := c.in.Expect.Driver
+	library, ok := neededIf(c, declared != "", c.in.NVML.Driver, "a version is declared")
 	if !ok {
 		return
 	}
-	want := c.in.Expect.Driver
+	want := declared
+	if want == "" && c.answeredBefore && c.base != library {
+		c.fail(gpu.Fatal, c.base+", as in the baseline", library, "if the driver was meant to change, declare its version (expect.driver); else find out who replaced it")
+		return
+	}
 	if want == "" {
 		want = library
 	}
@@ -128,12 +157,14 @@ func (c *cell) loadedLibraries() []string {
 	return files
 }
 
+func cudaText(version int) string { return fmt.Sprintf("%d.%d", version/1000, version%1000/10) }
+
 func cudaVersion(c *cell) {
-	version, ok := answered(c, c.in.NVML.CUDA)
+	version, ok := neededIf(c, c.in.Expect.CUDA != "", c.in.NVML.CUDA, "a version is declared")
 	if !ok {
 		return
 	}
-	found := fmt.Sprintf("%d.%d", version/1000, version%1000/10)
+	found := cudaText(version)
 	if want := c.in.Expect.CUDA; want != "" {
 		var major, minor int
 		if n, err := fmt.Sscanf(want, "%d.%d", &major, &minor); n != 2 || err != nil {
@@ -149,7 +180,7 @@ func cudaVersion(c *cell) {
 }
 
 func deviceCount(c *cell) {
-	n, ok := answered(c, c.in.NVML.Count)
+	n, ok := needed(c, c.in.NVML.Count, "the host has GPUs")
 	if !ok {
 		return
 	}
@@ -254,6 +285,10 @@ func deviceFiles(c *cell) {
 			c.pass("%s", n.Path)
 		}
 	}
+}
+
+func minorReading(d *nvml.Device) (string, bool) {
+	return text(d.Minor, func(n int) string { return "/dev/nvidia" + strconv.Itoa(n) })
 }
 
 // tensorFusion gives the part of the snapshot, or records the skip.

@@ -99,21 +99,34 @@ var recoveryActions = map[uint64]struct {
 	7: {"SYSTEM_REBOOT", gpu.Fatal, "drain and reboot the host"},
 }
 
+func recoveryName(action uint64) string {
+	if a, known := recoveryActions[action]; known {
+		return a.name
+	}
+	if action == 0 {
+		return "NONE"
+	}
+	return fmt.Sprintf("unknown action %d", action)
+}
+
 func recoveryAction(c *cell) {
 	action, ok := answered(c, c.d.Recovery)
 	if !ok {
 		return
 	}
+	found := recoveryName(action)
 	if action == 0 {
-		c.pass("NONE")
+		c.pass("%s", found)
 		return
 	}
 	if a, known := recoveryActions[action]; known {
-		c.fail(a.severity, "NONE", a.name, a.hint)
+		c.fail(a.severity, "NONE", found, a.hint)
 		return
 	}
-	c.fail(gpu.Fatal, "NONE", fmt.Sprintf("unknown action %d", action), "this driver asks for something newer than this agent: read the driver's manual")
+	c.fail(gpu.Fatal, "NONE", found, "this driver asks for something newer than this agent: read the driver's manual")
 }
+
+func recoveryReading(d *nvml.Device) (string, bool) { return text(d.Recovery, recoveryName) }
 
 func pcieWidth(c *cell) {
 	w, ok := answered(c, c.d.PCIeWidth)
@@ -152,6 +165,11 @@ func pcieGeneration(c *cell) {
 	c.pass("generation %d", gen.Current)
 }
 
+// pcieGenerationReading is that of an idle GPU: it tells only that there is one.
+func pcieGenerationReading(d *nvml.Device) (string, bool) {
+	return text(d.PCIeGen, func(p nvml.Pair) string { return fmt.Sprintf("up to generation %d", p.Other) })
+}
+
 // watched is what was seen of this GPU during the probe.
 func (c *cell) watched() *nvml.Watched {
 	if c.in.Watch == nil || c.in.Watch.Samples == 0 {
@@ -165,10 +183,16 @@ func (c *cell) watched() *nvml.Watched {
 	return nil
 }
 
+// Parts of the row of PCIe errors beside the replays.
+const (
+	partPCIeFatal = "fatal errors"
+	partPCIeOther = "other errors"
+)
+
 // pcieErrors: a fatal one is fatal; replays and the other counters must not
 // have grown since the baseline, or in the time of the probe without one.
 func pcieErrors(c *cell) {
-	if fatal, ok := part(c, c.d.PCIeFatal, "fatal errors"); ok && fatal > 0 {
+	if fatal, ok := part(c, c.d.PCIeFatal, partPCIeFatal); ok && fatal > 0 {
 		c.fail(gpu.Fatal, "0 fatal PCIe errors", fmt.Sprint(fatal), "the link broke down: reset the GPU or reboot the host")
 	}
 	now, ok := answered(c, c.d.PCIeReplay)
@@ -191,18 +215,16 @@ func pcieErrors(c *cell) {
 		}
 	}
 	switch {
-	case hasOthers && !c.d.PCIeErrors.Absent():
+	case c.d.PCIeErrors.Absent():
+		c.missing(partPCIeOther, c.absence(c.d.PCIeErrors.Why()))
+	case hasOthers:
 		n, ok := answered(c, c.d.PCIeErrors)
 		if !ok {
 			return
 		}
 		grown += nvml.Growth(others, n)
-	case hasOthers:
-		c.fail(gpu.Warn, c.base+", as in the baseline", "other errors: "+c.absence(c.d.PCIeErrors.Why()), "the new driver no longer counts them")
-	case c.d.PCIeErrors.Absent():
-		c.skip("other errors: " + c.absence(c.d.PCIeErrors.Why()))
 	case replays != nil:
-		c.skip("other errors: not in the baseline")
+		c.skip(partPCIeOther + ": not in the baseline")
 	}
 	if grown > 0 {
 		c.fail(gpu.Warn, "no new PCIe errors "+since, fmt.Sprintf("%d new, %d replays in all", grown, now), "watch the link; errors that go on mean a bad slot, riser or cable")

@@ -52,6 +52,10 @@ func throttle(c *cell) {
 	c.fail(severity, "no slowdown", found, "check cooling and power of the host")
 }
 
+func throttleReading(d *nvml.Device) (string, bool) {
+	return text(d.Throttle, func(uint64) string { return "reasons" })
+}
+
 func temperature(c *cell) {
 	if c.d.Margin.OK() {
 		c.margin(c.d.Margin.Value)
@@ -68,10 +72,22 @@ func temperature(c *cell) {
 	c.below(now, limit)
 }
 
+const partSlowdown = "limit of the slowdown"
+
+func degrees(n int) string { return fmt.Sprintf("%d °C", n) }
+
+func temperatureReading(d *nvml.Device) (string, bool) {
+	if d.Margin.OK() {
+		return text(d.Margin, func(n int) string { return "a margin of " + degrees(n) })
+	}
+	value, ok := text(d.Temperature, degrees)
+	return value, ok && d.Slowdown.OK()
+}
+
 // margin judges a driver that gives the distance to the point where the GPU
 // begins to slow down by itself; its forced slowdown is a limit below that.
 func (c *cell) margin(now int) {
-	slowdown, known := part(c, c.d.Limits.Slowdown, "limit of the slowdown")
+	slowdown, known := part(c, c.d.Limits.Slowdown, partSlowdown)
 	if m := now - slowdown; m < temperatureMargin {
 		c.fail(gpu.Warn, fmt.Sprintf("at least %d °C below the slowdown", temperatureMargin), fmt.Sprintf("%d °C", m), "check the host's cooling")
 		return
@@ -99,7 +115,7 @@ func memoryTemperature(c *cell) {
 	}
 	// A memory sensor that reads 0 is absent.
 	if now == 0 {
-		c.skip("no sensor at the memory")
+		c.gone(c.answeredBefore, c.base, "no sensor at the memory")
 		return
 	}
 	if limit, ok := answered(c, c.d.MemoryMax); ok {
@@ -107,12 +123,17 @@ func memoryTemperature(c *cell) {
 	}
 }
 
+func memoryTemperatureReading(d *nvml.Device) (string, bool) {
+	value, ok := text(d.MemoryTemp, degrees)
+	return value, ok && d.MemoryTemp.Value != 0 && d.MemoryMax.OK()
+}
+
 func (c *cell) below(now, limit int) {
 	if now > limit-temperatureMargin {
-		c.fail(gpu.Warn, fmt.Sprintf("at most %d °C", limit-temperatureMargin), fmt.Sprintf("%d °C", now), "check the host's cooling")
+		c.fail(gpu.Warn, "at most "+degrees(limit-temperatureMargin), degrees(now), "check the host's cooling")
 		return
 	}
-	c.pass("%d °C", now)
+	c.pass("%s", degrees(now))
 }
 
 func powerLimit(c *cell) {

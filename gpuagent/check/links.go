@@ -203,6 +203,10 @@ func nvlinkCRC(c *cell) {
 	c.pass("%.0f CRC errors per second", rate)
 }
 
+func nvlinkCRCReading(d *nvml.Device) (string, bool) {
+	return "a counter", allLinks(d, func(l nvml.Link) bool { return l.CRC.OK() })
+}
+
 // States and health of the fabric, as the published API numbers them.
 const (
 	fabricNone, fabricNotStarted, fabricInProgress, fabricCompleted = 0, 1, 2, 3
@@ -349,10 +353,12 @@ func c2cLinks(c *cell) {
 		c.fail(gpu.Warn, "every link up", "down: "+list(down), "the chip-to-chip link is not whole: reboot the host; if it stays, return the board")
 		return
 	}
-	if _, ok := part(c, links[0].Bandwidth, "bandwidth"); ok || links[0].Bandwidth.Absent() {
+	if _, ok := part(c, links[0].Bandwidth, partC2CBandwidth); ok || links[0].Bandwidth.Absent() {
 		c.equalBase(gpu.Warn, c2cText(links), "the chip-to-chip links are others than before: reboot the host")
 	}
 }
+
+const partC2CBandwidth = "bandwidth"
 
 // c2cText gives the bandwidths that the links have, each once.
 func c2cText(links []nvml.C2CLink) string {

@@ -2,6 +2,7 @@ package check
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/nvml"
@@ -75,6 +76,19 @@ func sramErrors(c *cell) {
 	c.clear(c.d.SRAMOver, "below the threshold", "SRAM error threshold exceeded", "return the card")
 }
 
+func sramReading(d *nvml.Device) (string, bool) { return flag(d.SRAMOver, "below the threshold") }
+
+// flag is the reading of a row that compares nothing with a baseline: it tells
+// that the driver had an answer.
+func flag(r nvml.Reading[bool], lowered string) (string, bool) {
+	return text(r, func(raised bool) string {
+		if raised {
+			return "raised"
+		}
+		return lowered
+	})
+}
+
 func eccAggregate(c *cell) {
 	if n, ok := answered(c, c.d.ECCAggregate); ok {
 		c.equalBase(gpu.Warn, number(n), "uncorrected errors were added over the life of the card: watch it")
@@ -123,20 +137,32 @@ func rowRemapReserve(c *cell) {
 	}
 }
 
+func rowRemapReserveReading(d *nvml.Device) (string, bool) {
+	return text(d.RemapNone, func(n uint64) string { return fmt.Sprintf("%d banks without spare rows", n) })
+}
+
 func unrepairableMemory(c *cell) {
 	c.clear(c.d.Unrepairable, "none", "the GPU has unrepairable memory", "return the card")
+}
+
+func unrepairableReading(d *nvml.Device) (string, bool) { return flag(d.Unrepairable, "none") }
+
+func memoryRepairReading(d *nvml.Device) (string, bool) {
+	return flag(d.RepairWaits, "nothing pending")
 }
 
 func memoryRepair(c *cell) {
 	c.clear(c.d.RepairWaits, "nothing pending", "a channel or TPC repair is pending", "reset the GPU to apply it")
 }
 
+const partRetiredWaits = "pending retirement"
+
 func retiredPages(c *cell) {
 	r, ok := answered(c, c.d.Retired)
 	if !ok {
 		return
 	}
-	waits, known := part(c, c.d.RetiredWaits, "pending retirement")
+	waits, known := part(c, c.d.RetiredWaits, partRetiredWaits)
 	all := r.SingleBit + r.DoubleBit
 	found := fmt.Sprintf("%d pages, %d of them for double-bit errors", all, r.DoubleBit)
 	switch {
@@ -175,7 +201,7 @@ func processes(c *cell) {
 		return
 	}
 	for _, kind := range c.d.Unlisted {
-		c.skip("not supported: the list of " + kind + " processes")
+		c.missing(partProcesses(kind), "not supported")
 	}
 	if len(running) > 0 {
 		var found []string
@@ -188,6 +214,18 @@ func processes(c *cell) {
 	c.pass("none")
 }
 
+func partProcesses(kind string) string { return "the list of " + kind + " processes" }
+
+// lists reports whether the driver lists the processes of a kind.
+func lists(kind string) func(d *nvml.Device) bool {
+	return func(d *nvml.Device) bool { return d.Processes.OK() && !slices.Contains(d.Unlisted, kind) }
+}
+
+func processesReading(d *nvml.Device) (string, bool) {
+	return text(d.Processes, func([]nvml.Process) string { return "a list" })
+}
+
+// memoryInUse has no reading of its own in a baseline: it is that of the total.
 func memoryInUse(c *cell) {
 	m, ok := answered(c, c.d.Memory)
 	if !ok {

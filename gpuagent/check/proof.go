@@ -2,6 +2,7 @@ package check
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/cuda"
@@ -13,6 +14,27 @@ type Proof struct {
 	GPU string
 	cuda.Result
 }
+
+// ToldByProofs are the rows whose figures are those of the proofs.
+var ToldByProofs = []string{rowCUDA, rowBandwidth}
+
+// Figures are what the probe measured where it passed.
+func Figures(proofs []Proof) []gpu.Proof {
+	var out []gpu.Proof
+	for _, p := range proofs {
+		if p.Verdict != cuda.Pass {
+			continue
+		}
+		f := gpu.Proof{Device: p.UUID, TestedMiB: p.TestedBytes >> 20, WantedMiB: p.WantedBytes >> 20, Patterns: p.Patterns}
+		if b := p.Bandwidth; b != (cuda.Bandwidth{}) {
+			f.Bandwidth = &gpu.Bandwidth{DeviceToDevice: tenths(b.DeviceToDevice), HostToDevice: tenths(b.HostToDevice), DeviceToHost: tenths(b.DeviceToHost)}
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func tenths(v float64) float64 { return math.Round(v*10) / 10 }
 
 // cudaCall: the GPU, or every MIG device of it, runs work.
 func cudaCall(c *cell) {
@@ -61,8 +83,15 @@ func vgpuLimit(c *cell) {
 	})
 }
 
-func bandwidth(c *cell) {
-	c.each(cuda.BandwidthCheck, func(uuid string) {
+func bandwidth(c *cell) { c.measured(cuda.BandwidthCheck) }
+
+// memoryTested: the patterns went over as much memory as the level asks for.
+func memoryTested(c *cell) { c.measured(cuda.MemoryCheck) }
+
+// measured takes over what only a probe that passed has to say: of another the
+// row of the call has told.
+func (c *cell) measured(name string) {
+	c.each(name, func(uuid string) {
 		c.add(gpu.Check{Device: uuid, Severity: gpu.Info, Found: "not answered", Skipped: "not measured"})
 	})
 }

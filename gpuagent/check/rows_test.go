@@ -67,6 +67,15 @@ var hostFaults = []fault{
 	}, "driver version", gpu.Fatal, "570.1.2", unfit},
 	{"the module reports another version", func(in *Input, _ *nvml.Device) { in.Host.Proc = "570.1.2" }, "driver version", gpu.Fatal, "570.1.2", unfit},
 	{"the target was not installed", func(in *Input, _ *nvml.Device) { in.Expect.Driver = "600.0.1" }, "driver version", gpu.Fatal, driver, unfit},
+	{"the driver is another than in the baseline", func(in *Input, _ *nvml.Device) { in.Expect.Driver, in.Baseline.Driver = "", "570.1.2" }, "driver version", gpu.Fatal, driver, unfit},
+	{"version of the driver no longer told", func(in *Input, _ *nvml.Device) {
+		in.Expect.Driver, in.NVML.Driver, in.Expect.Services = "", code[string](nvml.NotSupported), nil
+		in.Host.Services = nil
+	}, "driver version", gpu.Warn, "not supported", degraded},
+	{"version of the driver declared and not told", func(in *Input, _ *nvml.Device) {
+		in.NVML.Driver, in.Expect.Services, in.Host.Services = code[string](nvml.NotSupported), nil, nil
+	}, "driver version", gpu.Fatal, "a version is declared", unproven},
+	{"CUDA version no longer told", func(in *Input, _ *nvml.Device) { in.Expect.CUDA, in.NVML.CUDA = "", code[int](nvml.NotSupported) }, "CUDA version", gpu.Warn, "not supported", degraded},
 	{"sysfs hidden", func(in *Input, _ *nvml.Device) { in.Host.Module = "" }, "driver version", "", "not visible", pass},
 	{"user-space library of another version", func(in *Input, _ *nvml.Device) { in.Host.Libraries[0].Version = "570.1.2" }, "user-space libraries", gpu.Fatal, "570.1.2", unfit},
 	{"user-space library absent", func(in *Input, _ *nvml.Device) {
@@ -110,7 +119,7 @@ var hostFaults = []fault{
 	{"device file absent", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Exists = false }, "device files", gpu.Fatal, "no such file", unfit},
 	{"device file is a plain file", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Char = false }, "device files", gpu.Fatal, "another kind", unfit},
 	{"device file of another driver", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Major = 240 }, "device files", gpu.Fatal, "240", unfit},
-	{"number of a GPU's device file not told", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.NotSupported) }, "device files", "", "not supported", pass},
+	{"number of a GPU's device file not told", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.NotSupported) }, "device files", gpu.Warn, "not supported", degraded},
 	{"number of a GPU's device file fails", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.Unknown) }, "device files", gpu.Fatal, "UNKNOWN", unfit},
 	{"major numbers hidden", func(in *Input, _ *nvml.Device) { in.Host.Majors = nil }, "device files", gpu.Fatal, "/proc/devices", unproven},
 	{"a live Xid", func(in *Input, _ *nvml.Device) { in.Watch.Xids = []nvml.LiveXid{{UUID: first, Kind: "xid", Xid: 79}} }, "Xid live", gpu.Fatal, "79", unfit},
@@ -139,6 +148,11 @@ var hostFaults = []fault{
 	{"shared memory full", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Shm.FreeKiB = 1 }, "TensorFusion shared memory", gpu.Warn, "0 MiB", degraded},
 	{"state of an unknown layout", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Pods[0].Layout = 0 }, "TensorFusion pod state", gpu.Fatal, "team/app", unfit},
 	{"state of a pod that is gone", func(in *Input, _ *nvml.Device) { in.Expect.TensorFusion.Pods = []string{} }, "TensorFusion pod state", gpu.Warn, "stale", degraded},
+	{"hypervisor of another user", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process.UID = 1000 }, "TensorFusion hypervisor", gpu.Warn, "user 1000", degraded},
+	{"hypervisor without privilege", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process.Lacks = 1 << 21 }, "TensorFusion hypervisor", gpu.Warn, "0x200000", degraded},
+	{"hypervisor's process not seen", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process = nil }, "TensorFusion hypervisor", "", "not visible", pass},
+	{"transport segment of another kind", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Transport.Regular = false }, "TensorFusion transport", gpu.Warn, "another kind", degraded},
+	{"no transport segment", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Transport = host.Segment{} }, "TensorFusion transport", "", "no /dev/shm/tf_shm", pass},
 	{"kubelet's sockets not reachable", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Kubelet["pod-resources"] = false }, "TensorFusion kubelet", gpu.Fatal, "not reachable", unfit},
 	{"hypervisor does not answer", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Hypervisor = host.Hypervisor{Error: "refused"} }, "TensorFusion devices", gpu.Fatal, "refused", unfit},
 	{"hypervisor lists one GPU less", func(in *Input, _ *nvml.Device) {

@@ -161,3 +161,40 @@ func tensorFusionDevices(c *cell) {
 	}
 	c.pass("%d GPUs", len(gpus))
 }
+
+// tensorFusionHypervisor: the hypervisor has the rights that mounts, partitions
+// and the processes of all tenants need.
+func tensorFusionHypervisor(c *cell) {
+	if !c.tensorFusion() {
+		return
+	}
+	const hint = "compare privilegedHypervisor of the ProviderConfig and the securityContext of the hypervisor pod with those of the release"
+	p := c.in.Host.TensorFusion.Process
+	switch {
+	case p == nil:
+		c.skip("not visible: the hypervisor's process")
+	case p.UID != 0:
+		c.fail(gpu.Warn, "user 0", fmt.Sprintf("user %d (process %d)", p.UID, p.PID), hint)
+	case p.Lacks != 0:
+		c.fail(gpu.Warn, "every capability, as a privileged container has", fmt.Sprintf("without %#x (process %d)", p.Lacks, p.PID), hint)
+	default:
+		c.pass("privileged, user 0")
+	}
+}
+
+// tensorFusionTransport: what lies where workers and clients share memory can
+// be mapped. It is made when the first of them needs it.
+func tensorFusionTransport(c *cell) {
+	if !c.tensorFusion() {
+		return
+	}
+	s := c.in.Host.TensorFusion.Transport
+	switch {
+	case !s.Exists:
+		c.skip("no /dev/shm/tf_shm: no worker of this host has made it")
+	case !s.Regular:
+		c.fail(gpu.Warn, "/dev/shm/tf_shm a plain file", "another kind of file", "remove it on the drained host: workers cannot map it")
+	default:
+		c.pass("/dev/shm/tf_shm")
+	}
+}

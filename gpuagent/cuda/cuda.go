@@ -57,7 +57,7 @@ type Options struct {
 	// mapped must be that one.
 	Library string
 	// MemoryMiB is the size of the pattern test; 0 takes MemoryShare of what is
-	// free. Less is used, and reported, when less can be had.
+	// free. Where less can be had, less is used: the row of the memory says so.
 	MemoryMiB   uint64
 	MemoryShare float64
 	// Soak repeats the patterns with new seeds for that long.
@@ -137,6 +137,10 @@ type Result struct {
 	UsableBytes uint64 `json:"usableBytes,omitempty"`
 	FreeBytes   uint64 `json:"freeBytes,omitempty"`
 	TestedBytes uint64 `json:"testedBytes,omitempty"`
+	// WantedBytes is what was to be tested. Drained: it is a share of what was
+	// free, which nobody else was to take.
+	WantedBytes uint64 `json:"wantedBytes,omitempty"`
+	Drained     bool   `json:"drained,omitempty"`
 	// Patterns counts the seeds that were written and checked.
 	Patterns int    `json:"patterns,omitempty"`
 	BadWords uint64 `json:"badWords,omitempty"`
@@ -164,6 +168,7 @@ type LimitResult struct {
 // Names of the checks that a probe answers.
 const (
 	CallCheck      = "cuda.call"
+	MemoryCheck    = "cuda.memory"
 	BandwidthCheck = "cuda.bandwidth"
 	LimitCheck     = "cuda.limit"
 )
@@ -179,6 +184,9 @@ func (r Result) Checks() []gpu.Check {
 		call.Found = fmt.Sprintf("%s during %s: %s", r.Verdict, r.Stage, r.Error)
 	}
 	out := []gpu.Check{call}
+	if r.Verdict == Pass {
+		out = append(out, r.memory())
+	}
 	if r.Bandwidth != (Bandwidth{}) {
 		c := gpu.Check{Name: BandwidthCheck, Device: r.UUID, Severity: gpu.Warn, OK: len(r.Slow) == 0,
 			Expected: "copies at or above the plan's floors",
@@ -199,6 +207,22 @@ func (r Result) Checks() []gpu.Check {
 			Expected: "an allocation above the limit is refused", Found: r.Limit.Found, Skipped: r.Limit.Skipped, Hint: hint})
 	}
 	return out
+}
+
+// memory judges how much was tested. Beside tenants less is a warning; of a
+// drained device it leaves the level's question open.
+func (r Result) memory() gpu.Check {
+	c := gpu.Check{Name: MemoryCheck, Device: r.UUID, Expected: fmt.Sprintf("%d MiB", r.WantedBytes>>20),
+		Found: fmt.Sprintf("%d MiB", r.TestedBytes>>20), Severity: gpu.Warn, OK: r.TestedBytes >= r.WantedBytes}
+	if c.OK {
+		return c
+	}
+	c.Found = fmt.Sprintf("only %d MiB could be taken, %d MiB were free", r.TestedBytes>>20, r.FreeBytes>>20)
+	c.Hint = "something else keeps or takes the memory: " + whoKeeps + ", then check again"
+	if r.Drained {
+		c.Severity, c.Skipped = gpu.Fatal, c.Found+" and "+c.Expected+" were to be tested"
+	}
+	return c
 }
 
 // hints say what usually helps.

@@ -39,7 +39,7 @@ func set(t *testing.T, h *fakes.Host, pairs ...string) {
 
 func mustProbe(t *testing.T, o Options) Result {
 	t.Helper()
-	if o.MemoryMiB == 0 {
+	if o.MemoryMiB == 0 && o.MemoryShare == 0 {
 		o.MemoryMiB = 4
 	}
 	if o.Timeout == 0 {
@@ -197,10 +197,59 @@ func TestEachArchitectureGetsTextThatItsDriverReads(t *testing.T) {
 	}
 }
 
-func TestASharedGPUIsTestedWithWhatIsFree(t *testing.T) {
+func row(t *testing.T, r Result, name string) gpu.Check {
+	t.Helper()
+	for _, c := range r.Checks() {
+		if c.Name == name {
+			return c
+		}
+	}
+	t.Fatalf("no row %s in %+v", name, r.Checks())
+	return gpu.Check{}
+}
+
+func TestASharedGPUIsTestedWithWhatIsFreeAndSaysHowMuchThatWas(t *testing.T) {
 	h := host(t, "cuda.free.mib", "40")
-	if r := mustProbe(t, Options{UUID: h.UUID(0), MemoryMiB: 64}); r.Verdict != Pass || r.TestedBytes >= 40<<20 || r.TestedBytes < 8<<20 {
+	r := mustProbe(t, Options{UUID: h.UUID(0), MemoryMiB: 64})
+	if r.Verdict != Pass || r.TestedBytes >= 40<<20 || r.TestedBytes < 24<<20 || r.WantedBytes != 64<<20 {
 		t.Fatalf("%+v", r)
+	}
+	c := row(t, r, MemoryCheck)
+	if c.OK || c.Severity != gpu.Warn || c.Expected != "64 MiB" || c.Hint == "" {
+		t.Fatalf("beside tenants less than asked for is a warning: %+v", c)
+	}
+	if v := gpu.VerdictOf(r.Checks(), 0); v != gpu.Degraded {
+		t.Fatalf("verdict %s", v)
+	}
+}
+
+// Between the look at what is free and the patterns another program takes some.
+func TestADrainedGPUOfWhichTooLittleCouldBeTestedIsUnproven(t *testing.T) {
+	h := host(t, "cuda.free.mib", "1000", "cuda.alloc.mib", "400")
+	r := mustProbe(t, Options{UUID: h.UUID(0), MemoryShare: 0.9, Copies: true})
+	if r.Verdict != Pass || r.WantedBytes != 900<<20 || r.TestedBytes >= 400<<20 || r.TestedBytes < 380<<20 {
+		t.Fatalf("all that could be had is tested, in pieces: %+v", r)
+	}
+	c := row(t, r, MemoryCheck)
+	if c.OK || !strings.Contains(c.Skipped, "900 MiB were to be tested") {
+		t.Fatalf("%+v", c)
+	}
+	if v := gpu.VerdictOf(r.Checks(), 0); v != gpu.Unproven {
+		t.Fatalf("verdict %s", v)
+	}
+}
+
+func TestMemoryThatCannotBeHadInOnePieceIsTestedInSeveral(t *testing.T) {
+	h := host(t, "cuda.free.mib", "1000", "cuda.piece.mib", "100")
+	r := mustProbe(t, Options{UUID: h.UUID(0), MemoryShare: 0.9})
+	if c := row(t, r, MemoryCheck); r.Verdict != Pass || r.TestedBytes != 900<<20 || !c.OK {
+		t.Fatalf("%+v %+v", r, c)
+	}
+	if err := h.Set("cuda.bad.word", "777"); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustProbe(t, Options{UUID: h.UUID(0), MemoryShare: 0.9}); r.Verdict != Fail || !strings.Contains(r.Error, "block 1 of ") {
+		t.Fatalf("each piece is checked: %+v", r)
 	}
 }
 
@@ -222,9 +271,9 @@ func TestASoakWritesNewPatternsUntilItsTimeIsOver(t *testing.T) {
 func TestASlowCopyIsAWarning(t *testing.T) {
 	h := host(t, "gpu.0.pcie.width", "4")
 	r := mustProbe(t, Options{UUID: h.UUID(0), Copies: true, Floors: Bandwidth{DeviceToDevice: 2000, HostToDevice: 40, DeviceToHost: 10}})
-	checks := r.Checks()
-	if r.Verdict != Pass || len(r.Slow) != 1 || checks[1].OK || checks[1].Severity != gpu.Warn {
-		t.Fatalf("%+v %+v", r, checks)
+	slow := row(t, r, BandwidthCheck)
+	if r.Verdict != Pass || len(r.Slow) != 1 || slow.OK || slow.Severity != gpu.Warn {
+		t.Fatalf("%+v %+v", r, slow)
 	}
 }
 

@@ -121,6 +121,8 @@ func (j Job) Run(ctx context.Context) (gpu.Result, error) {
 		o := j.Probe
 		o.Ordinal, o.Preload = ordinal, os.Getenv("LD_PRELOAD")
 		if j.LimitBytes > 0 {
+			// The context needs some of the pod's memory too.
+			o.MemoryMiB = min(o.MemoryMiB, j.LimitBytes>>21)
 			o.Limit = &Limit{Preload: o.Preload, Bytes: j.LimitBytes}
 		}
 		r, err := Probe(ctx, o)

@@ -104,7 +104,7 @@ func TestTheCanaryWritesItsVerdictToTheTerminationMessage(t *testing.T) {
 		return code, r, stdout.String()
 	}
 	code, r, printed := run()
-	if code != 0 || r.Verdict != gpu.Pass || len(r.Devices) != 1 || r.Passed != 3 || r.Node != "node-a" || len(r.Checks) != 0 {
+	if code != 0 || r.Verdict != gpu.Pass || len(r.Devices) != 1 || r.Passed != 4 || r.Node != "node-a" || len(r.Checks) != 0 {
 		t.Fatalf("exit %d: %+v", code, r)
 	}
 	if !strings.Contains(printed, `"verdict":"pass"`) {

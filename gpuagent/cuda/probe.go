@@ -57,7 +57,7 @@ func Probe(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	got.Slow = nil
+	got.Slow, got.Drained = nil, req.MemoryBytes == 0
 	if o.Copies && got.Verdict == Pass {
 		got.Slow = got.Bandwidth.below(o.Floors)
 	}

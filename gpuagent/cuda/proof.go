@@ -65,13 +65,9 @@ func (s *session) multiply(context.Context) error {
 var seeds = []uint32{0, 0xFFFFFFFF, 0x5A5A1234}
 
 // patterns fills memory, checks it on the device, and once more in three words
-// on the host: a device that is wrong in the same way when it writes and when it
-// checks is not believed.
+// of each block on the host: a device that is wrong in the same way when it
+// writes and when it checks is not believed.
 func (s *session) patterns(ctx context.Context) error {
-	block, size, err := s.memory()
-	if err != nil {
-		return err
-	}
 	bad, err := s.alloc(16)
 	if err != nil {
 		return err
@@ -80,8 +76,13 @@ func (s *session) patterns(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	test := memoryTest{block: block, words: size / 4, bad: bad, answer: answer}
-	s.out.TestedBytes = size
+	// The copies need memory too.
+	defer s.releaseTo(len(s.undo))
+	blocks, err := s.memory()
+	if err != nil {
+		return err
+	}
+	test := memoryTest{blocks: blocks, bad: bad, answer: answer}
 	until := time.Now().Add(s.req.Soak)
 	for {
 		seed := seeds[s.out.Patterns%len(seeds)] ^ uint32(s.out.Patterns/len(seeds))*0x01000193
@@ -95,42 +96,61 @@ func (s *session) patterns(ctx context.Context) error {
 	}
 }
 
-// memory takes what was asked for, or less where the device is shared and
-// another program was faster.
-func (s *session) memory() (devicePtr, uint64, error) {
+// memoryBlocks bounds how many pieces the tested memory is taken in.
+const memoryBlocks = 64
+
+// memory takes what was asked for, in pieces where it cannot be had in one, or
+// less where the device is shared and another program was faster.
+func (s *session) memory() ([]memoryBlock, error) {
 	size := s.req.MemoryBytes
 	if size == 0 {
 		size = uint64(float64(s.out.FreeBytes) * min(s.req.MemoryShare, 0.95))
 	}
+	size = max(size&^(minMemory-1), minMemory)
+	s.out.WantedBytes = size
 	// A tenth of what is free stays free for the tenants beside the probe, unless
 	// the plan asks for a larger share.
 	if s.req.MemoryBytes > 0 {
-		size = min(size, s.out.FreeBytes/10*9)
+		size = min(size, s.out.FreeBytes/10*9&^(minMemory-1))
 	}
-	for {
-		size = size &^ (minMemory - 1)
-		if size < minMemory {
-			return 0, 0, fmt.Errorf("only %d MiB of device memory are free: %s", s.out.FreeBytes>>20, whoKeeps)
-		}
-		p, err := s.alloc(size)
+	if size < minMemory || s.out.FreeBytes < minMemory {
+		return nil, fmt.Errorf("only %d MiB of device memory are free: %s", s.out.FreeBytes>>20, whoKeeps)
+	}
+	var blocks []memoryBlock
+	for piece := size; s.out.TestedBytes < size && len(blocks) < memoryBlocks; {
+		piece = min(piece, size-s.out.TestedBytes)
+		p, err := s.alloc(piece)
 		var refused *cudaError
 		switch {
+		case err == nil:
+			blocks = append(blocks, memoryBlock{p, piece / 4})
+			s.out.TestedBytes += piece
 		case !errors.As(err, &refused) || refused.code != codeOutOfMemory:
-			return p, size, err
-		case size == minMemory:
-			return 0, 0, fmt.Errorf("%w; %d MiB of device memory were free: %s", err, s.out.FreeBytes>>20, whoKeeps)
+			return nil, err
+		case piece > minMemory:
+			piece = max(piece/2&^(minMemory-1), minMemory)
+		case len(blocks) == 0:
+			return nil, fmt.Errorf("%w; %d MiB of device memory were free: %s", err, s.out.FreeBytes>>20, whoKeeps)
+		default:
+			return blocks, nil
 		}
-		size /= 2
 	}
+	return blocks, nil
 }
 
 // whoKeeps is the hint for a device that is full.
 const whoKeeps = "drain the host or look for a process that keeps it"
 
+// memoryBlock is a piece of the tested memory.
+type memoryBlock struct {
+	at    devicePtr
+	words uint64
+}
+
 type memoryTest struct {
-	block, bad devicePtr
-	words      uint64
-	answer     unsafe.Pointer
+	blocks []memoryBlock
+	bad    devicePtr
+	answer unsafe.Pointer
 }
 
 // The pinned answer: count of bad words, one bad word's index, three samples.
@@ -139,23 +159,37 @@ const (
 	answerSize = 16 + 4*samples
 )
 
+// pattern fills all blocks before it checks the first: a write that lands in
+// another block is found there.
 func (s *session) pattern(t memoryTest, seed uint32) error {
-	grid := uint32(max(s.out.Processors, 1) * 8)
+	for _, b := range t.blocks {
+		if err := s.launch(kernelFill, s.grid(), 256, unsafe.Pointer(&b.at), unsafe.Pointer(&b.words), unsafe.Pointer(&seed)); err != nil {
+			return err
+		}
+	}
+	for i, b := range t.blocks {
+		if err := s.verify(t, b, seed); err != nil {
+			return fmt.Errorf("block %d of %d: %w", i+1, len(t.blocks), err)
+		}
+	}
+	return nil
+}
+
+func (s *session) grid() uint32 { return uint32(max(s.out.Processors, 1) * 8) }
+
+func (s *session) verify(t memoryTest, b memoryBlock, seed uint32) error {
 	if err := s.check("cuMemsetD32Async", s.set32(t.bad, 0, 4, s.stream)); err != nil {
 		return err
 	}
-	if err := s.launch(kernelFill, grid, 256, unsafe.Pointer(&t.block), unsafe.Pointer(&t.words), unsafe.Pointer(&seed)); err != nil {
-		return err
-	}
-	if err := s.launch(kernelCheck, grid, 256, unsafe.Pointer(&t.block), unsafe.Pointer(&t.words), unsafe.Pointer(&seed), unsafe.Pointer(&t.bad)); err != nil {
+	if err := s.launch(kernelCheck, s.grid(), 256, unsafe.Pointer(&b.at), unsafe.Pointer(&b.words), unsafe.Pointer(&seed), unsafe.Pointer(&t.bad)); err != nil {
 		return err
 	}
 	if err := s.check("cuMemcpyDtoHAsync", s.copyToHost(t.answer, t.bad, 16, s.stream)); err != nil {
 		return err
 	}
-	at := [samples]uint64{0, t.words / 2, t.words - 1}
+	at := [samples]uint64{0, b.words / 2, b.words - 1}
 	for i, word := range at {
-		if err := s.check("cuMemcpyDtoHAsync", s.copyToHost(unsafe.Add(t.answer, 16+4*i), t.block+devicePtr(word*4), 4, s.stream)); err != nil {
+		if err := s.check("cuMemcpyDtoHAsync", s.copyToHost(unsafe.Add(t.answer, 16+4*i), b.at+devicePtr(word*4), 4, s.stream)); err != nil {
 			return err
 		}
 	}
@@ -165,7 +199,7 @@ func (s *session) pattern(t memoryTest, seed uint32) error {
 	if n := *(*uint32)(t.answer); n > 0 {
 		s.out.BadWords += uint64(n)
 		index := *(*uint64)(unsafe.Add(t.answer, 8))
-		return fmt.Errorf("memory pattern %#x: %d bad words, one at byte %d of %d", seed, n, index*4, t.words*4)
+		return fmt.Errorf("memory pattern %#x: %d bad words, one at byte %d of %d", seed, n, index*4, b.words*4)
 	}
 	for i, index := range at {
 		if got := *(*uint32)(unsafe.Add(t.answer, 16+4*i)); got != word(index, seed) {

@@ -43,7 +43,7 @@ func probe(ctx context.Context, req request) reply {
 	defer runtime.UnlockOSThread()
 	s := &session{req: req, since: time.Now()}
 	s.out.Millis = map[string]int64{}
-	defer s.release()
+	defer s.releaseTo(0)
 	stages := []struct {
 		name string
 		run  func(context.Context) error
@@ -69,10 +69,12 @@ func probe(ctx context.Context, req request) reply {
 	return s.out
 }
 
-func (s *session) release() {
-	for i := len(s.undo) - 1; i >= 0; i-- {
+// releaseTo undoes what was taken since undo had so many entries.
+func (s *session) releaseTo(entries int) {
+	for i := len(s.undo) - 1; i >= entries; i-- {
 		s.undo[i]()
 	}
+	s.undo = s.undo[:entries]
 }
 
 var errNotVisible = errors.New("the device asked for is not visible to CUDA")

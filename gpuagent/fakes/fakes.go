@@ -29,7 +29,7 @@
 //	mig (unsupported) mig.current mig.pending mig.needs.reset
 //	gi.<id>=<profile>:<start>:<size> ci.<gi>.<id>=<profile>:<start>:<size> mig.uuid.<gi>.<ci>
 //	vgpu.virtualization (3 = host) vgpu.sriov vgpu.active vgpu.type vgpu.heterogeneous vgpu.scheduler.*
-//	cuda.free.mib cuda.jit.fault cuda.bad.result cuda.bad.word cuda.consistent.flaw
+//	cuda.free.mib cuda.alloc.mib cuda.piece.mib cuda.jit.fault cuda.bad.result cuda.bad.word cuda.consistent.flaw
 //	cuda.hang.kernel cuda.fault.kernel (1 fma, 2 fill, 3 check) cuda.gbps.{dtod,htod,dtoh}
 //
 // Faults of one function, named without its _vN suffix, e.g.

@@ -106,18 +106,35 @@ func (h Host) line(parts ...string) string {
 // BootID identifies the running boot of the kernel.
 func (h Host) BootID() string { return h.line("proc/sys/kernel/random/boot_id") }
 
-// Read takes a snapshot.
-func (h Host) Read(o Options) Snapshot {
-	s := Snapshot{
-		BootID: h.BootID(), Booted: h.booted(),
-		Module: h.line("sys/module/nvidia/version"), Proc: h.procVersion(),
-		Modules: h.modules(), Majors: h.majors(), Libraries: h.libraries(), Services: h.services(o.Services),
-		Log: h.kernelLog(o.Since),
-	}
-	s.PCI, s.PCIVisible = h.pci()
-	s.Nodes = h.nodes(o.Minors)
-	if o.TensorFusion != nil {
-		s.TensorFusion = h.tensorFusion(*o.TensorFusion)
+// Read takes a snapshot in this process, and hangs where a file of the host
+// does: an agent uses ReadApart.
+func (h Host) Read(o Options) Snapshot { return h.read(o, func(string) {}) }
+
+// read tells each step before it is taken.
+func (h Host) read(o Options, step func(string)) Snapshot {
+	var s Snapshot
+	for _, part := range []struct {
+		what string
+		read func()
+	}{
+		{"the boot", func() { s.BootID, s.Booted = h.BootID(), h.booted() }},
+		{"the kernel modules", func() {
+			s.Module, s.Proc = h.line("sys/module/nvidia/version"), h.procVersion()
+			s.Modules, s.Majors = h.modules(), h.majors()
+		}},
+		{"the PCI bus", func() { s.PCI, s.PCIVisible = h.pci() }},
+		{"the device files", func() { s.Nodes = h.nodes(o.Minors) }},
+		{"the libraries", func() { s.Libraries = h.libraries() }},
+		{"the services", func() { s.Services = h.services(o.Services) }},
+		{"the kernel log", func() { s.Log = h.kernelLog(o.Since) }},
+		{"what TensorFusion has", func() {
+			if o.TensorFusion != nil {
+				s.TensorFusion = h.tensorFusion(*o.TensorFusion)
+			}
+		}},
+	} {
+		step(part.what)
+		part.read()
 	}
 	return s
 }

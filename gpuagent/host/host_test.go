@@ -169,6 +169,26 @@ func TestTensorFusionsPlacesAreRead(t *testing.T) {
 	require.Equal(t, uint64(1<<20), s.Shm.SizeKiB)
 	require.Subset(t, s.Shm.Options, []string{"rw", "nosuid", "nodev"})
 
+	require.Nil(t, s.Process)
+	require.Equal(t, host.Segment{}, s.Transport)
+
+	process := func(pid, name, uid, capabilities string) {
+		require.NoError(t, made.Write("proc/"+pid+"/comm", name+"\n"))
+		require.NoError(t, made.Write("proc/"+pid+"/status", "Name:\t"+name+"\nUid:\t0\t"+uid+"\t0\t0\nCapEff:\t"+capabilities+"\n"))
+	}
+	process("1", "systemd", "0", "000001ffffffffff")
+	process("50", "other", "1000", "0000000000000000")
+	process("60", "hypervisor", "0", "000001ffffffffff")
+	require.NoError(t, made.Write("dev/shm/tf_shm", "segment"))
+	s = h.Read(host.Options{TensorFusion: &host.TensorFusionOptions{Port: port}}).TensorFusion
+	require.Equal(t, &host.Process{PID: 60}, s.Process)
+	require.Equal(t, host.Segment{Exists: true, Regular: true}, s.Transport)
+	process("70", "hypervisor", "1000", "00000000a80425fb")
+	s = h.Read(host.Options{TensorFusion: &host.TensorFusionOptions{Port: port}}).TensorFusion
+	require.Equal(t, 70, s.Process.PID, "the one with fewer rights is judged")
+	require.Equal(t, 1000, s.Process.UID)
+	require.Equal(t, uint64(0x1ffffffffff&^0xa80425fb), s.Process.Lacks)
+
 	server.Close()
 	s = h.Read(host.Options{TensorFusion: &host.TensorFusionOptions{Port: port, Accelerator: "/none.so"}}).TensorFusion
 	require.NotEmpty(t, s.Hypervisor.Error)

@@ -23,6 +23,7 @@ const (
 	runDir       = "run/tensor-fusion"
 	shmDir       = runDir + "/shm"
 	toolkitReady = "run/nvidia/validations/toolkit-ready"
+	transport    = "dev/shm/tf_shm"
 	acceleratorL = "libaccelerator_nvidia.so"
 )
 
@@ -48,8 +49,19 @@ type TensorFusion struct {
 	// of the state in them: 1 or 2, or 0 for one that is not known.
 	Pods       []PodState `json:"pods,omitempty"`
 	Hypervisor Hypervisor `json:"hypervisor"`
+	// Process is the hypervisor's, nil where none is seen.
+	Process *Process `json:"process,omitempty"`
+	// Transport is the segment by which workers and clients of one host talk.
+	Transport Segment `json:"transport"`
 	// Kubelet tells which of its socket directories are reachable.
 	Kubelet map[string]bool `json:"kubelet"`
+}
+
+// Segment is a file of shared memory.
+type Segment struct {
+	Exists bool `json:"exists"`
+	// Regular: it is a plain file, which a process can map.
+	Regular bool `json:"regular,omitempty"`
 }
 
 // Mount is a mounted file system.
@@ -83,6 +95,7 @@ func (h Host) tensorFusion(o TensorFusionOptions) *TensorFusion {
 	}
 	_, err := os.Stat(h.path(runDir))
 	t.Run = err == nil
+	t.Process, t.Transport = h.hypervisorProcess(), h.segment(transport)
 	t.Accelerator = h.accelerator(o.Accelerator)
 	t.Pods = h.podStates()
 	for _, dir := range []string{"device-plugins", "pod-resources"} {
@@ -90,6 +103,11 @@ func (h Host) tensorFusion(o TensorFusionOptions) *TensorFusion {
 		t.Kubelet[dir] = err == nil
 	}
 	return t
+}
+
+func (h Host) segment(at string) Segment {
+	info, err := os.Lstat(h.path(at))
+	return Segment{Exists: err == nil, Regular: err == nil && info.Mode().IsRegular()}
 }
 
 func (h Host) accelerator(declared string) string {

@@ -299,7 +299,7 @@ func TestTheCommandsShowTheActionsAndEndWithClearCodes(t *testing.T) {
 	require.Equal(t, setup.ExitWaiting, code)
 	require.NoError(t, h.Set("gpu.0.processes.compute", ""))
 
-	unlock, err := setup.Lock(root)
+	unlock, err := setup.Lock(t.Context(), root)
 	require.NoError(t, err)
 	out, code = run(t, false, "-f", file, "--root", root)
 	require.Equal(t, setup.ExitWaiting, code, "two set-ups at once: the second is told to wait")

@@ -7,6 +7,7 @@ package setup
 import (
 	"errors"
 	"strings"
+	"time"
 )
 
 // Class says what a failure means for whoever asked. The values are those of
@@ -16,7 +17,7 @@ type Class string
 const (
 	// Stop needs a person: a plan that cannot work, a refusal, a defect.
 	Stop Class = "stop"
-	// Wait passes once the GPU is idle.
+	// Wait passes once the GPU is idle, or who is at work has ended.
 	Wait Class = "wait"
 	// Retry is transient.
 	Retry Class = "retry"
@@ -30,6 +31,9 @@ type Failure struct {
 	Found    string `json:"found"`
 	Why      string `json:"why,omitempty"`
 	Next     string `json:"next,omitempty"`
+	// Again is when the request may be sent once more by whoever retries it; 0
+	// leaves that to the class.
+	Again time.Duration `json:"-"`
 	// Cause is what the failure was made of; it does not leave the process.
 	Cause error `json:"-"`
 }

@@ -28,7 +28,7 @@ func TestTheSecondSetUpOfAHostIsToldToWait(t *testing.T) {
 // The children of a killed agent have its lock until they have followed it.
 func TestALockThatIsGivenBackInAMomentIsWaitedFor(t *testing.T) {
 	root := t.TempDir()
-	unlock, err := Lock(root)
+	unlock, err := Lock(t.Context(), root)
 	require.NoError(t, err)
 	time.AfterFunc(5*lockPoll, unlock)
 	_, err = Locked(t.Context(), root, nothing)
@@ -37,7 +37,7 @@ func TestALockThatIsGivenBackInAMomentIsWaitedFor(t *testing.T) {
 
 func TestACancelledSetUpDoesNotWaitForTheLock(t *testing.T) {
 	root := t.TempDir()
-	unlock, err := Lock(root)
+	unlock, err := Lock(t.Context(), root)
 	require.NoError(t, err)
 	defer unlock()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -49,7 +49,27 @@ func TestACancelledSetUpDoesNotWaitForTheLock(t *testing.T) {
 func TestALockThatCannotBeMadeSaysWhatItNeeds(t *testing.T) {
 	root := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(root, "run"), nil, 0o600))
-	_, err := Lock(root)
+	_, err := Lock(t.Context(), root)
 	require.Equal(t, Stop, ClassOf(err))
 	require.ErrorContains(t, err, "run as root")
+}
+
+func TestWhoChangesNothingIsKeptOffByTheLockAndMayGoWithoutIt(t *testing.T) {
+	root := t.TempDir()
+	unlock, unseen, err := LockToLook(t.Context(), root)
+	require.NoError(t, err)
+	require.Empty(t, unseen)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Locked(gone, root, nothing)
+	require.Equal(t, Wait, ClassOf(err), "a set-up waits for a check: %v", err)
+	_, _, err = LockToLook(gone, root)
+	require.Equal(t, Wait, ClassOf(err), "and so does another check: %v", err)
+	unlock()
+
+	root = t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(root, "run"), nil, 0o600))
+	_, unseen, err = LockToLook(t.Context(), root)
+	require.NoError(t, err)
+	require.Contains(t, unseen, "run as root")
 }

@@ -23,8 +23,8 @@ func ExpectProblems(path string, e *gpu.Expect) []plan.Problem {
 	if e.CUDA != "" && !isVersion(e.CUDA) {
 		add(".cuda", "is %q: want a version like 12.4", e.CUDA)
 	}
-	if e.StressFor != 0 && e.StressFor < time.Minute {
-		add(".stressFor", "is %d ns: give at least a minute, in nanoseconds (10 minutes are 600000000000)", e.StressFor)
+	if e.StressFor != 0 && e.StressFor.D() < time.Minute {
+		add(".stressFor", "is %s: give at least a minute, like 10m", e.StressFor)
 	}
 	if t := e.TensorFusion; t != nil {
 		switch {

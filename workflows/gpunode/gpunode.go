@@ -24,6 +24,11 @@ const (
 	// baselineLimit is generous: NVML answers within seconds, a driver that is
 	// initialising within half a minute.
 	baselineLimit = time.Minute
+	// busyLimit is how long an agent that is at work for somebody else is waited
+	// for; a validation at level standard takes ten minutes at most.
+	busyLimit = 15 * time.Minute
+	// lookAgain is when a host that was taken is asked again.
+	lookAgain = time.Minute
 	// slack lets the agent's own deadline come first, with its reason.
 	slack = 30 * time.Second
 	// leaseNamespace holds the Lease of the node: a node has no namespace of
@@ -122,8 +127,7 @@ func (r *run) execute(ctx workflow.Context) error {
 		stages = append(stages, stage.Stage{Name: "baseline", Purpose: "record the GPUs as they are", Skippable: true, Do: r.takeBaseline})
 	}
 	if p := r.in.Prepare; p != nil {
-		stages = append(stages, stage.Stage{Name: prepareStage, Purpose: "bring MIG and vGPU to what is declared", Mutates: true, Section: true,
-			Estimate: p.Limit.D(), Do: r.prepare})
+		stages = append(stages, stage.Stage{Name: prepareStage, Purpose: "bring MIG and vGPU to what is declared", Mutates: true, Do: r.prepare})
 	}
 	stages = append(stages, stage.Stage{Name: "validate", Purpose: "prove that the GPUs compute", Do: r.validate})
 	if r.in.Cordon {
@@ -171,6 +175,33 @@ func (r *run) ask(ctx workflow.Context, s *stage.Scope, name, summary string, li
 		},
 	})
 	return s.Activity(ctx, gpu.TaskQueue(r.in.Target.Cluster, r.in.Node), out, name, req)
+}
+
+// boot is the boot that the Node object is of now.
+func (r *run) boot(ctx workflow.Context, s *stage.Scope) (string, error) {
+	out, err := r.onNode(ctx, s, node.ObserveActivity, "look at")
+	if err == nil {
+		r.uid = out.UID
+	}
+	return out.BootID, err
+}
+
+// patient does again what found the host taken, until limit has passed: a GPU
+// in use, an agent that is at work, a Node object of the boot before. Pause and
+// abort take effect in between. Nobody waits for a run of a rollout, whose host
+// has its turn in a window.
+func (r *run) patient(ctx workflow.Context, s *stage.Scope, limit time.Duration, do func() error) error {
+	until := workflow.Now(ctx).Add(limit)
+	for {
+		err := do()
+		f, class, ok := finding.Of(err)
+		if !ok || class != finding.Wait || r.in.Unattended || !workflow.Now(ctx).Add(lookAgain).Before(until) {
+			return err
+		}
+		if err := s.Sleep(ctx, lookAgain, fmt.Sprintf("%s: %s; waiting", f.Object, f.Found)); err != nil {
+			return err
+		}
+	}
 }
 
 // giveBack undoes at the end of any run what kept others off.

@@ -156,18 +156,6 @@ func TestAResetIsReportedAndThePersonDoesIt(t *testing.T) {
 	require.Len(t, r.Prepared.Actions, 2, "what both attempts did")
 }
 
-func TestABusyHostParksOnlyOnceItIsCordoned(t *testing.T) {
-	h := &host{busy: true}
-	w := newHarness(t, h)
-	w.at(time.Hour, func() {
-		require.Contains(t, w.waits("prepare").Found, "2 clients")
-		require.Equal(t, "us", h.cordoned)
-		h.do(func() { h.busy = false })
-		w.SignalWorkflow(protocol.Retry, retry())
-	})
-	require.Equal(t, protocol.OutcomeDone, w.run(input()).Outcome)
-}
-
 func TestDegradedIsAWarningUnlessStrict(t *testing.T) {
 	h := &host{verdict: gpu.Degraded}
 	r := newHarness(t, h).run(input())
@@ -227,14 +215,14 @@ func TestASetUpThatSaysNothingIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-// A bare 10 is ten nanoseconds: a stress that proves nothing.
 func TestAStressOfLessThanAMinuteIsRefused(t *testing.T) {
 	in := input()
-	in.Expect = &gpu.Expect{StressFor: 10}
+	in.Expect = &gpu.Expect{StressFor: window.Duration(10 * time.Second)}
 	problems := in.Validate()
 	require.Len(t, problems, 1)
 	require.Equal(t, "expect.stressFor", problems[0].Path)
-	in.Expect.StressFor = time.Minute
+	require.Contains(t, problems[0].Message, "is 10s")
+	in.Expect.StressFor = window.Duration(time.Minute)
 	require.Empty(t, in.Validate())
 }
 
@@ -351,6 +339,11 @@ func TestUnattendedItEndsWhereItWouldPark(t *testing.T) {
 	require.Contains(t, r.Failure.Found, "gpu/prod/gpu-1")
 	require.Empty(t, h.cordoned, "nothing was begun")
 	require.Empty(t, r.LeftBehind)
+
+	h = &host{busy: true}
+	r = newHarness(t, h).run(in)
+	require.Contains(t, r.Failure.Found, "2 clients")
+	require.Len(t, h.prepared, 2, "plan and set-up: a host of a rollout has its turn and no more")
 }
 
 func TestALockedNodeIsRefusedUnattendedToo(t *testing.T) {

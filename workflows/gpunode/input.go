@@ -176,7 +176,7 @@ func ValidationLimit(level gpu.Level, expect *gpu.Expect) time.Duration {
 	switch level {
 	case gpu.Stress:
 		if expect != nil && expect.StressFor > 0 {
-			return expect.StressFor + 10*time.Minute
+			return expect.StressFor.D() + 10*time.Minute
 		}
 		return time.Hour
 	case gpu.Standard:

@@ -18,9 +18,9 @@ import (
 // prepareStage is the stage whose section brings the host to what is declared.
 const prepareStage = "prepare"
 
-func (r *run) prepareRequest(planOnly bool) gpu.PrepareRequest {
+func (r *run) prepareRequest(boot string, planOnly bool) gpu.PrepareRequest {
 	p := r.in.Prepare
-	return gpu.PrepareRequest{Node: r.in.Node, MIG: p.MIG, VGPU: p.VGPU, PlanOnly: planOnly, Deadline: p.Limit.D()}
+	return gpu.PrepareRequest{Node: r.in.Node, NodeBootID: boot, MIG: p.MIG, VGPU: p.VGPU, PlanOnly: planOnly, Deadline: p.Limit.D()}
 }
 
 // tenantsChange is the version of the workflow that asks whose the instances are.
@@ -52,8 +52,12 @@ func (r *run) plan(ctx workflow.Context, s *stage.Scope) error {
 	if err := r.spareTenants(ctx, s); err != nil {
 		return err
 	}
+	boot, err := r.boot(ctx, s)
+	if err != nil {
+		return err
+	}
 	var out gpu.PrepareResult
-	err := r.ask(ctx, s, gpu.PrepareActivity, "plan the set-up of", callLimit, r.prepareRequest(true), &out)
+	err = r.ask(ctx, s, gpu.PrepareActivity, "plan the set-up of", callLimit, r.prepareRequest(boot, true), &out)
 	if f, class, ok := finding.Of(err); ok && class == finding.Wait && !r.in.PlanOnly {
 		// Busy now, before the node is cordoned, is no reason to stop.
 		s.Note("busy now: %s", f.Found)
@@ -120,7 +124,14 @@ func (r *run) cordon(ctx workflow.Context, s *stage.Scope) error {
 
 func (r *run) takeBaseline(ctx workflow.Context, s *stage.Scope) error {
 	var b gpu.Baseline
-	if err := r.ask(ctx, s, gpu.BaselineActivity, "baseline of", baselineLimit, gpu.BaselineRequest{Node: r.in.Node}, &b); err != nil {
+	err := r.patient(ctx, s, busyLimit, func() error {
+		boot, err := r.boot(ctx, s)
+		if err != nil {
+			return err
+		}
+		return r.ask(ctx, s, gpu.BaselineActivity, "baseline of", baselineLimit, gpu.BaselineRequest{Node: r.in.Node, NodeBootID: boot}, &b)
+	})
+	if err != nil {
 		return err
 	}
 	r.baseline = &b
@@ -128,14 +139,26 @@ func (r *run) takeBaseline(ctx workflow.Context, s *stage.Scope) error {
 	return nil
 }
 
+// prepare is one unbreakable section, a new one each time that a GPU was in use.
 func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
+	limit := r.in.Prepare.Limit.D()
+	return r.patient(ctx, s, limit, func() error {
+		return s.Section(ctx, prepareStage, limit, func(ctx workflow.Context) error { return r.setUp(ctx, s) })
+	})
+}
+
+func (r *run) setUp(ctx workflow.Context, s *stage.Scope) error {
 	// Again: the plan may have waited for days, and a retry for a repair.
 	if err := r.spareTenants(ctx, s); err != nil {
 		return err
 	}
+	boot, err := r.boot(ctx, s)
+	if err != nil {
+		return err
+	}
 	r.begun = true
 	var out gpu.PrepareResult
-	err := r.ask(ctx, s, gpu.PrepareActivity, "prepare", r.in.Prepare.Limit.D(), r.prepareRequest(false), &out)
+	err = r.ask(ctx, s, gpu.PrepareActivity, "prepare", r.in.Prepare.Limit.D(), r.prepareRequest(boot, false), &out)
 	if err != nil {
 		// What was done before is not told: take it that modes have changed.
 		r.changedMIG = r.changedMIG || r.in.Prepare.MIG != nil
@@ -166,11 +189,9 @@ func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
 
 func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
 	// A person who repairs the host most likely reboots it, which takes MIG
-	// instances and vGPUs away: bring them back before it is judged again. It
-	// is the section of the stage prepare once more.
+	// instances and vGPUs away: bring them back before it is judged again.
 	if r.out.Validation != nil && r.in.Prepare != nil {
-		err := s.Section(ctx, prepareStage, r.in.Prepare.Limit.D(), func(ctx workflow.Context) error { return r.prepare(ctx, s) })
-		if err != nil {
+		if err := r.prepare(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -180,10 +201,20 @@ func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
 		b := baseline.WithoutMIG()
 		baseline = &b
 	}
+	expect, err := r.expect(ctx, s)
+	if err != nil {
+		return err
+	}
 	var out gpu.Result
-	err := r.ask(ctx, s, gpu.ValidateActivity, "validate", limit, gpu.ValidateRequest{
-		Node: r.in.Node, Level: r.in.Level, Baseline: baseline, Deadline: limit, Expect: r.in.Expect,
-	}, &out)
+	err = r.patient(ctx, s, busyLimit, func() error {
+		boot, err := r.boot(ctx, s)
+		if err != nil {
+			return err
+		}
+		return r.ask(ctx, s, gpu.ValidateActivity, "validate", limit, gpu.ValidateRequest{
+			Node: r.in.Node, NodeBootID: boot, Level: r.in.Level, Baseline: baseline, Deadline: limit, Expect: expect,
+		}, &out)
+	})
 	if err != nil {
 		return err
 	}
@@ -205,6 +236,30 @@ func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
 	found := failed(out)
 	return stage.Parking(fmt.Sprintf("node %s: verdict %s: %s", r.in.Node, out.Verdict, found[0]),
 		"a host that is not proven must take no workload: it stays as it is now", helps, nil, found...)
+}
+
+// expect is what is declared, with what of TensorFusion only the cluster knows
+// and the plan leaves out: the hypervisor's port and the live client pods.
+func (r *run) expect(ctx workflow.Context, s *stage.Scope) (*gpu.Expect, error) {
+	declared := r.in.Expect
+	if declared == nil || declared.TensorFusion == nil || declared.TensorFusion.Port != 0 && declared.TensorFusion.Pods != nil {
+		return declared, nil
+	}
+	var known tensorfusion.GPUHostResult
+	err := release.Do(ctx, s, r.in.Target.Cluster, tensorfusion.GPUHostActivity, "ask for the hypervisor's port and the client pods of "+r.in.Node, callLimit,
+		tensorfusion.GPUHostRequest{Target: r.in.Target, Node: r.in.Node}, &known)
+	if err != nil {
+		return nil, err
+	}
+	out, host := *declared, *declared.TensorFusion
+	if host.Port == 0 {
+		host.Port = known.Port
+	}
+	if host.Pods == nil {
+		host.Pods = known.Pods
+	}
+	out.TensorFusion = &host
+	return &out, nil
 }
 
 // failed are the rows that did not pass, at least one.

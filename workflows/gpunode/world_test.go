@@ -34,10 +34,14 @@ type host struct {
 	needs           []gpu.Need
 	layout          bool   // as declared
 	tenants         string // who says that the instances are those of tenants
-	prepared        []gpu.PrepareRequest
-	verdict         gpu.Verdict
-	validated       []gpu.ValidateRequest
-	leases          []lease.Held // of the requests that change the Node
+	// boot is that of the Node object, booted the one in which the agent runs.
+	boot, booted string
+	port         int // of the hypervisor, by the pool
+	baselined    int
+	prepared     []gpu.PrepareRequest
+	verdict      gpu.Verdict
+	validated    []gpu.ValidateRequest
+	leases       []lease.Held // of the requests that change the Node
 }
 
 func (h *host) say(what string) { h.log = append(h.log, what) }
@@ -46,6 +50,24 @@ func (h *host) do(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f()
+}
+
+func (h *host) observe(context.Context, node.Request) (node.Result, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return node.Result{UID: "node-uid", BootID: h.boot}, nil
+}
+
+func (h *host) ofTensorFusion(context.Context, tensorfusion.GPUHostRequest) (tensorfusion.GPUHostResult, error) {
+	return tensorfusion.GPUHostResult{Port: h.port, Pods: []string{}}, nil
+}
+
+// own is the agent's refusal of a request for a boot that it does not run in.
+func (h *host) own(boot string) error {
+	if boot == h.booted {
+		return nil
+	}
+	return finding.Finding{Object: "boot of node gpu-1", Expected: boot, Found: h.booted}.Error(finding.Wait)
 }
 
 func (h *host) keepOff(_ context.Context, r node.Request) (node.Result, error) {
@@ -88,9 +110,13 @@ func (h *host) uncordon(_ context.Context, r node.Request) (node.Result, error) 
 	return node.Result{}, nil
 }
 
-func (h *host) baseline(context.Context, gpu.BaselineRequest) (gpu.Baseline, error) {
+func (h *host) baseline(_ context.Context, r gpu.BaselineRequest) (gpu.Baseline, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.baselined++
+	if err := h.own(r.NodeBootID); err != nil {
+		return gpu.Baseline{}, err
+	}
 	if h.silent {
 		return gpu.Baseline{}, temporal.NewTimeoutError(enums.TIMEOUT_TYPE_SCHEDULE_TO_START, nil)
 	}
@@ -103,6 +129,9 @@ func (h *host) prepare(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResu
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.prepared = append(h.prepared, r)
+	if err := h.own(r.NodeBootID); err != nil {
+		return gpu.PrepareResult{}, err
+	}
 	out := gpu.PrepareResult{Node: r.Node}
 	if h.busy {
 		return out, finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}.Error(finding.Wait)
@@ -130,6 +159,9 @@ func (h *host) askTenants(context.Context, tensorfusion.TenantsRequest) (tensorf
 func (h *host) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err := h.own(r.NodeBootID); err != nil {
+		return gpu.Result{}, err
+	}
 	h.say("validate")
 	h.validated = append(h.validated, r)
 	out := gpu.Result{Node: r.Node, Verdict: gpu.Pass, Passed: 40}
@@ -175,6 +207,7 @@ func newHarness(t *testing.T, h *host) *harness {
 		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
 			return visibility.Result{}, nil
 		},
+		node.ObserveActivity: h.observe, tensorfusion.GPUHostActivity: h.ofTensorFusion,
 		node.KeepOffActivity: h.keepOff, node.GiveBackActivity: h.giveBack, node.CordonActivity: h.cordon, node.UncordonActivity: h.uncordon,
 		gpu.BaselineActivity: h.baseline, gpu.PrepareActivity: h.prepare, gpu.ValidateActivity: h.validate,
 		tensorfusion.TenantsActivity: h.askTenants,

@@ -95,6 +95,7 @@ func (n *nodes) acquire(_ context.Context, r lease.AcquireRequest) (lease.Acquir
 
 func prepareHarness(t *testing.T, n *nodes) *harness {
 	h := newHarness(t, n.cluster, map[string]any{
+		node.ObserveActivity: func(context.Context, node.Request) (node.Result, error) { return node.Result{}, nil },
 		node.KeepOffActivity: n.keepOff, node.GiveBackActivity: n.giveBack,
 		node.CordonActivity: n.cordon, node.UncordonActivity: n.uncordon,
 		gpu.PrepareActivity: n.lay, lease.AcquireActivity: n.acquire, tensorfusion.TenantsActivity: n.whose,

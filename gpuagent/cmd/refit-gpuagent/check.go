@@ -170,7 +170,7 @@ func baselineCommand() *cobra.Command {
 		if err != nil {
 			return failed(err)
 		}
-		b, err := agent.New(node).Baseline(c.Context(), gpu.BaselineRequest{Node: node})
+		b, err := agent.New(node).Record(c.Context(), gpu.BaselineRequest{Node: node})
 		if err != nil {
 			return failed(err)
 		}

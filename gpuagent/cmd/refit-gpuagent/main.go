@@ -34,7 +34,8 @@ const exitHelp = `Exit codes:
   0   done; check: the verdict is pass
   1   an error, of which the text says what to do; probe: it did not pass
   2   bad input: a flag, a file, a baseline of another host
-  3   mig, vgpu: something is in use, or a reset or reboot is needed
+  3   another check or set-up of this host is at work; mig, vgpu: something is in
+      use, or a reset or reboot is needed
   6   mig, vgpu: refused
   7   plan --exit-code: there is something to do
   10  check: degraded     there are warnings

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/refit-run/refit/gpuagent/child"
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
+	"github.com/refit-run/refit/gpuagent/setup"
 	"github.com/refit-run/refit/tests/temporaltest"
 )
 
@@ -89,6 +91,29 @@ func TestTheExitCodeOfCheckIsTheVerdict(t *testing.T) {
 			require.Len(t, r.Devices, 1)
 		})
 	}
+}
+
+func TestACheckAtTheHostWaitsForWhoIsAtWorkThere(t *testing.T) {
+	w := newWorld(t)
+	unlock, err := setup.Lock(t.Context(), w.tree.Root)
+	require.NoError(t, err)
+	for _, command := range []string{"check", "baseline"} {
+		code, out := invoke(command)
+		require.Equal(t, setup.ExitWaiting, code, "%s: %s", command, out)
+	}
+	unlock()
+	code, out := invoke("check", "--all")
+	require.Zero(t, code, out)
+	require.Contains(t, out, "the only one at work")
+}
+
+// A check needs no right to the lock: where it may not have it, it says so.
+func TestACheckThatMayNotLockTheHostSaysThatItSeesNobodyElse(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.tree.Write("run", ""))
+	code, out := invoke("check", "--all")
+	require.Zero(t, code, out)
+	require.Contains(t, strings.Join(strings.Fields(out), " "), "others at work")
 }
 
 func TestTheTableNamesTheFailedRowAndTheVerdict(t *testing.T) {

@@ -40,23 +40,33 @@ func Create(root, driver string, gpus int) (*Tree, error) {
 	if err := t.Driver(driver); err != nil {
 		return nil, err
 	}
-	devices := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"}
-	for i := range gpus {
-		devices = append(devices, "nvidia"+strconv.Itoa(i))
-		if err := t.AddPCI(fmt.Sprintf("0000:%02x:00.0", 0x10+i)); err != nil {
+	for _, d := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"} {
+		if err := t.device(d); err != nil {
 			return nil, err
 		}
 	}
-	for _, d := range devices {
-		path := filepath.Join(root, "dev", d)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, err
-		}
-		if err := os.Symlink("/dev/null", path); err != nil {
+	for i := range gpus {
+		if err := t.AddGPU(i); err != nil {
 			return nil, err
 		}
 	}
 	return t, nil
+}
+
+// AddGPU puts the GPU of a number on the bus, with its device file.
+func (t *Tree) AddGPU(number int) error {
+	if err := t.AddPCI(fmt.Sprintf("0000:%02x:00.0", 0x10+number)); err != nil {
+		return err
+	}
+	return t.device("nvidia" + strconv.Itoa(number))
+}
+
+func (t *Tree) device(name string) error {
+	path := filepath.Join(t.Root, "dev", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.Symlink("/dev/null", path)
 }
 
 // Write makes or replaces a file.

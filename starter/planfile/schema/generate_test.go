@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/invopop/jsonschema"
 	"github.com/stretchr/testify/require"
@@ -131,8 +131,6 @@ func mapped(t reflect.Type) *jsonschema.Schema {
 	switch t {
 	case reflect.TypeFor[window.Duration]():
 		return &jsonschema.Schema{Type: "string", Pattern: planfile.DurationPattern, Description: "a duration with a unit, for example 90s, 5m or 2h"}
-	case reflect.TypeFor[time.Duration]():
-		return &jsonschema.Schema{Type: "integer", Description: "nanoseconds: 600000000000 is ten minutes"}
 	case reflect.TypeFor[plan.Gates]():
 		return words(plan.GateAfterCanary, plan.GateEachBatch, plan.GateNone)
 	case reflect.TypeFor[plan.Order]():
@@ -165,6 +163,23 @@ func TestSecretsInThePlanAreRefusedWithTheirPlace(t *testing.T) {
 	line := strings.Count(planted, "\n")
 	require.ErrorContains(t, err, fmt.Sprintf("plan.yaml:%d:17: values.inline.greptime.password is a secret key", line))
 	require.NotContains(t, err.Error(), "fake-password")
+}
+
+// TestAStressIsGivenAsADurationAndABareNumberHasItsPlace: every length of time
+// in a plan is written in one way.
+func TestAStressIsGivenAsADurationAndABareNumberHasItsPlace(t *testing.T) {
+	content, err := os.ReadFile("../../../examples/gpu-node.yaml")
+	require.NoError(t, err)
+	lines := strings.Count(string(content), "\n")
+	with := func(value string) []byte {
+		return append(slices.Clone(content), "expect:\n  stressFor: "+value+"\n"...)
+	}
+	_, err = planfile.Load(Kinds(), "plan.yaml", with("10m"), nil)
+	require.NoError(t, err)
+	for _, wrong := range []string{"600000000000", "10", "ten"} {
+		_, err = planfile.Load(Kinds(), "plan.yaml", with(wrong), nil)
+		require.ErrorContains(t, err, fmt.Sprintf("plan.yaml:%d:14: expect.stressFor", lines+2), wrong)
+	}
 }
 
 // TestAWrongKeyDeepInAPlanHasItsPlace misspells a key of a strategy.

@@ -88,7 +88,10 @@ API cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
 	void *at = NULL;
 	if (!size)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (allocated + size > free_bytes())
+	// cuda.alloc.mib: less than is shown as free; cuda.piece.mib: the largest block.
+	size_t most = (size_t)device_number("cuda.alloc.mib", (long long)(free_bytes() >> 20)) << 20;
+	long long piece = device_number("cuda.piece.mib", 0);
+	if (allocated + size > most || (piece > 0 && size > (size_t)piece << 20))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult code = new_block(&at, size, 0);
 	if (!code)

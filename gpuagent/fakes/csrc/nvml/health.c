@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 // A getter of one number: the state's key, else a healthy value.
 #define NUMBER_GETTER(function, type, key, otherwise) \
@@ -45,7 +44,7 @@ API nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d, unsigned *low, 
 
 static nvmlReturn_t put_setting(int gpu, const char *key, long long value) {
 	char text[32];
-	if (geteuid() != 0 || state_number(-1, "not.root", 0))
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (is_unsupported(gpu, key))
 		return NVML_ERROR_NOT_SUPPORTED;

@@ -4,13 +4,11 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static struct gi_handle gi_handles[MAX_GPUS][MAX_GI];
 static struct ci_handle ci_handles[MAX_GPUS][MAX_GI][MAX_CI];
 
 static int capable(int gpu) { return model_of(gpu)->major >= 8 && !is_unsupported(gpu, "mig"); }
-static int root(void) { return geteuid() == 0 && !state_number(-1, "not.root", 0); }
 
 static nvmlGpuInstance_t gi_handle(int gpu, int gi) {
 	gi_handles[gpu][gi] = (struct gi_handle){gpu, gi};
@@ -46,7 +44,7 @@ API nvmlDeviceSetMigMode(nvmlDevice_t d, unsigned mode, nvmlReturn_t *activation
 	*activation = NVML_SUCCESS;
 	if (!capable(d->gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (mode > 1)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -179,7 +177,7 @@ API nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t d, unsigned id, unsig
 // The driver takes the first place that is free; it looks no further.
 static nvmlReturn_t create(int gpu, unsigned id, int wanted, nvmlGpuInstance_t *out) {
 	const struct mig_profile *p = profile_by_id((int)id);
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (!mig_enabled(gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -245,7 +243,7 @@ API nvmlGpuInstanceGetInfo(nvmlGpuInstance_t h, nvmlGpuInstanceInfo_t *out) {
 
 API nvmlGpuInstanceDestroy(nvmlGpuInstance_t h) {
 	ENTER_INSTANCE(h);
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (!read_gpu_instance(h->gpu, h->gi, NULL))
 		return NVML_ERROR_NOT_FOUND;

@@ -4,12 +4,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 nvmlComputeInstance_t mig_ci_handle(int gpu, int gi, int ci);
 nvmlGpuInstance_t mig_gi_handle(int gpu, int gi);
-
-static int root(void) { return geteuid() == 0 && !state_number(-1, "not.root", 0); }
 
 // Slices of a compute instance profile, whose id equals its constant; 0 where
 // the GPU instance is too small for it.
@@ -86,7 +83,7 @@ API nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t h, unsi
 
 static nvmlReturn_t create(nvmlGpuInstance_t h, unsigned profile, int wanted, nvmlComputeInstance_t *out) {
 	int whole = instance_slices(h), slices = slices_of(profile, whole), ci = 0;
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (!whole)
 		return NVML_ERROR_NOT_FOUND;
@@ -165,7 +162,7 @@ static int busy(int gpu, int gi, int ci) {
 
 API nvmlComputeInstanceDestroy(nvmlComputeInstance_t h) {
 	ENTER_INSTANCE(h);
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	if (!read_compute_instance(h->gpu, h->gi, h->ci, NULL))
 		return NVML_ERROR_NOT_FOUND;

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 // vGPU types of a host whose "vgpu.virtualization" is 3 (HOST_VGPU). The ids are
 // ours; the names and sizes follow the vendor's scheme. The last column is the
@@ -33,7 +32,6 @@ static const struct vgpu_type *type_of(unsigned id) {
 }
 
 static int is_host(int gpu) { return state_number(gpu, "vgpu.virtualization", 0) == 3; }
-static int root(void) { return geteuid() == 0 && !state_number(-1, "not.root", 0); }
 
 #define ENTER_HOST(d) \
 	ENTER_BOARD(d); \
@@ -172,7 +170,7 @@ API nvmlDeviceGetVgpuHeterogeneousMode(nvmlDevice_t d, nvmlVgpuHeterogeneousMode
 }
 
 static nvmlReturn_t may_set(int gpu) {
-	if (!root())
+	if (!is_root())
 		return NVML_ERROR_NO_PERMISSION;
 	return state_number(gpu, "vgpu.active", 0) ? NVML_ERROR_IN_USE : NVML_SUCCESS;
 }

@@ -176,6 +176,8 @@ int is_unsupported(int gpu, const char *key) {
 	return value && !strcmp(value, "unsupported");
 }
 
+int is_root(void) { return !state_number(-1, "not.root", 0); }
+
 // "CODE" fails always, "CODExN" the next N calls, "CODE@K" only the K-th call.
 static int counted_fault(int gpu, const char *key) {
 	char full[FULL_KEY_SIZE];

@@ -25,6 +25,9 @@ long long state_number(int gpu, const char *key, long long otherwise);
 void state_put(int gpu, const char *key, const char *value);
 void state_remove(int gpu, const char *key);
 int is_unsupported(int gpu, const char *key);
+// Whether the caller may change settings, as root on a real host. The process's
+// own user is not asked: tests run as anybody.
+int is_root(void);
 
 // The planned fault of one call: 0 or the code to return. Hangs, crashes and
 // delays happen inside. A version suffix of the function's name is ignored.
