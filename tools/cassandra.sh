@@ -7,7 +7,8 @@ set -euo pipefail
 folder=${1:?expected the folder to fill}
 pom=$(cd "$(dirname "$0")/.." && pwd)/sandbox/procnode/cassandrad/pom.xml
 
-# Java 17 is what Cassandra 5.0 is made for; the release is in the first line.
+# Cassandra 5.0 sets a security manager, which Java 18 and later refuse, and its
+# flags are those of Java 17. The release is in the first line.
 java_release() {
 	java -version 2>&1 | sed -n '1s/.*"\(1\.\)\{0,1\}\([0-9]*\)[^"]*".*/\2/p'
 }
@@ -15,7 +16,7 @@ java_release() {
 need_java() {
 	local release
 	release=$(command -v java >/dev/null && java_release || true)
-	[ "${release:-0}" -lt 17 ]
+	[ "${release:-0}" != 17 ]
 }
 
 missing=()
@@ -24,17 +25,15 @@ if ! command -v mvn >/dev/null; then missing+=(maven); fi
 
 if [ ${#missing[@]} -gt 0 ]; then
 	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-		echo "Cassandra needs a Java runtime of release 17 or later and Maven; missing: ${missing[*]}." >&2
+		echo "Cassandra needs a Java runtime of release 17 and Maven in PATH; missing: ${missing[*]}." >&2
 		echo "Install them; on Debian, as root: apt-get install openjdk-17-jre-headless maven" >&2
 		exit 1
 	fi
 	echo "installing what Cassandra needs: ${missing[*]}"
 	apt-get update -qq
-	jre=openjdk-17-jre-headless
-	apt-cache show $jre >/dev/null 2>&1 || jre=default-jre-headless
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]/#java/$jre}" >/dev/null
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]/#java/openjdk-17-jre-headless}" >/dev/null
 	if need_java; then
-		echo "expected java of release 17 or later in PATH, found another; choose it with update-alternatives --config java" >&2
+		echo "expected java of release 17 in PATH, found another; choose it with update-alternatives --config java" >&2
 		exit 1
 	fi
 fi
