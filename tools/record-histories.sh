@@ -122,14 +122,18 @@ finish parked 0
 keep parked
 
 # Workers and clients alone, with new images. No hypervisor is touched, so auto
-# update, which would replace them, can't come back: it is skipped.
+# update, which would replace them, stays off, as the plan accepts. A disruption
+# budget keeps the clients, and their eviction is skipped.
 images=values.inline.providerConfigs.nvidia.images
 upgrade --id components \
-  --set 'rollouts=[{component: worker, pools: [shared], workers: {acknowledgeLostSessions: true, batchPercentage: 50}}, {component: client, pools: [shared], clients: {perOwner: 1}}]' \
+  --set 'rollouts=[{component: worker, pools: [shared], workers: {acknowledgeLostSessions: true, batchPercentage: 50}}, {component: client, pools: [shared], clients: {perOwner: 1, limit: 8s}}]' \
+  --set 'acknowledge=[T04, policy]' \
   --set $images.remoteWorker=registry.refit.local/tensorfusion/tensor-fusion-worker:v2.17.0 \
   --set $images.remoteClient=registry.refit.local/tensorfusion/tensor-fusion-client:v2.17.0
+refit-sandbox fault --name histories pdb-blocks apps app=sample-tensor-fusion-shared >/dev/null
 finish components 3
-refit skip components --by ann --comment "the hypervisors are next week's" >/dev/null
+refit skip components --by ann --comment "the applications are next week's" >/dev/null
+refit-sandbox fault --name histories clear >/dev/null
 finish components 0
 keep components
 

@@ -179,7 +179,7 @@ func (w *world) defineGadgets() {
 	_, err = w.c.Apply(w.Context(), objects[0], "test", true, false)
 	require.NoError(w, err)
 	require.NoError(w, w.c.Await(w.Context(), kube.Wait{What: "CRD gadgets", Limit: 30 * time.Second}, func(o kube.Objects) (bool, string, error) {
-		conditions, _, _ := unstructured.NestedSlice(o[0][0].Object, "status", "conditions")
+		conditions, _, _ := unstructured.NestedSlice(o[0][0].(*unstructured.Unstructured).Object, "status", "conditions")
 		for _, c := range conditions {
 			if m := c.(map[string]any); m["type"] == string(apiextensionsv1.Established) && m["status"] == "True" {
 				return true, "", nil

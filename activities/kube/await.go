@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -21,7 +21,12 @@ type Selection struct {
 	Name      string
 	Labels    string
 	Fields    string
+	// Only keeps what it is true for, where the server can't tell it apart;
+	// nil keeps everything.
+	Only func(metav1.Object) bool
 }
+
+func (s Selection) wants(obj metav1.Object) bool { return s.Only == nil || s.Only(obj) }
 
 func (s Selection) String() string {
 	text := s.Resource.Resource
@@ -62,9 +67,10 @@ type Wait struct {
 	Next string
 }
 
-// Objects holds, per selection and in their order, the objects as last seen.
-// They are shared with the watch: read them only.
-type Objects [][]*unstructured.Unstructured
+// Objects holds, per selection and in their order, the objects as last seen:
+// Pods and Nodes as those of corev1, everything else as *unstructured.Unstructured. They are
+// shared with the watch: read them only.
+type Objects [][]metav1.Object
 
 // Condition looks at the objects and says whether the wait is over, and in a
 // few words what it found (for heartbeats and the deadline's finding). An
@@ -91,7 +97,7 @@ func (c *Client) Await(ctx context.Context, w Wait, cond Condition, selections .
 		defer cancel()
 	}
 	watchCtx, stop := context.WithCancel(ctx)
-	mirror := newMirror(c.Dynamic, selections)
+	mirror := newMirror(c, selections)
 	finished := mirror.start(watchCtx)
 	defer func() { stop(); <-finished }()
 

@@ -34,7 +34,7 @@ func state(objects kube.Objects) string {
 	if len(objects[0]) == 0 {
 		return "missing"
 	}
-	value, _, _ := unstructured.NestedString(objects[0][0].Object, "data", "state")
+	value, _, _ := unstructured.NestedString(objects[0][0].(*unstructured.Unstructured).Object, "data", "state")
 	return value
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
@@ -50,7 +51,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{Config: config}
-	typed, err := kubernetes.NewForConfigAndClient(config, shared)
+	// Kinds of Kubernetes itself as protobuf; custom resources know JSON only.
+	core := rest.CopyConfig(config)
+	core.ContentType = runtime.ContentTypeProtobuf
+	core.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	typed, err := kubernetes.NewForConfigAndClient(core, shared)
 	if err != nil {
 		return nil, err
 	}

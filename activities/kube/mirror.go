@@ -7,13 +7,15 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/refit-run/refit/activities/finding"
 )
@@ -30,7 +32,7 @@ const (
 
 // mirror keeps the objects of several selections as the server last told them.
 type mirror struct {
-	dynamic    dynamic.Interface
+	client     *Client
 	selections []Selection
 	// changed has room for one note: many events between two looks count once.
 	changed chan struct{}
@@ -41,14 +43,14 @@ type mirror struct {
 }
 
 type set struct {
-	objects map[types.UID]*unstructured.Unstructured
+	objects map[types.UID]metav1.Object
 	listed  bool
 	trouble error
 }
 
-func newMirror(d dynamic.Interface, selections []Selection) *mirror {
+func newMirror(c *Client, selections []Selection) *mirror {
 	return &mirror{
-		dynamic: d, selections: selections, sets: make([]set, len(selections)),
+		client: c, selections: selections, sets: make([]set, len(selections)),
 		changed: make(chan struct{}, 1), fatal: make(chan error, len(selections)),
 	}
 }
@@ -114,30 +116,56 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (m *mirror) resource(i int) dynamic.ResourceInterface {
-	r := m.dynamic.Resource(m.selections[i].Resource)
-	if ns := m.selections[i].Namespace; ns != "" {
-		return r.Namespace(ns)
+// listWatch of a selection. Pods and Nodes travel as protobuf: they are the
+// largest objects of a fleet, and as maps a thousand pods take most of a second.
+func (c *Client) listWatch(s Selection) *cache.ListWatch {
+	switch s.Resource {
+	case corev1.SchemeGroupVersion.WithResource("pods"):
+		pods := c.Typed.CoreV1().Pods(s.Namespace)
+		return &cache.ListWatch{
+			ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pods.List(ctx, o) },
+			WatchFuncWithContext: pods.Watch,
+		}
+	case corev1.SchemeGroupVersion.WithResource("nodes"):
+		nodes := c.Typed.CoreV1().Nodes()
+		return &cache.ListWatch{
+			ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
+			WatchFuncWithContext: nodes.Watch,
+		}
 	}
-	return r
+	objects := c.Dynamic.Resource(s.Resource).Namespace(s.Namespace)
+	return &cache.ListWatch{
+		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return objects.List(ctx, o) },
+		WatchFuncWithContext: objects.Watch,
+	}
 }
 
 func (m *mirror) list(ctx context.Context, i int) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	s := m.selections[i]
-	seen := map[types.UID]*unstructured.Unstructured{}
+	seen := map[types.UID]metav1.Object{}
 	options := metav1.ListOptions{LabelSelector: s.Labels, FieldSelector: s.fieldSelector(), Limit: listPage}
 	for {
-		page, err := m.resource(i).List(ctx, options)
+		page, err := m.client.listWatch(s).ListWithContext(ctx, options)
 		if err != nil {
 			return "", err
 		}
-		for n := range page.Items {
-			seen[page.Items[n].GetUID()] = &page.Items[n]
+		if err := meta.EachListItem(page, func(item runtime.Object) error {
+			obj, err := meta.Accessor(item)
+			if err == nil && s.wants(obj) {
+				seen[obj.GetUID()] = obj
+			}
+			return err
+		}); err != nil {
+			return "", fmt.Errorf("list of %s: %w", s, err)
 		}
-		if options.Continue = page.GetContinue(); options.Continue == "" {
-			version = page.GetResourceVersion()
+		of, err := meta.ListAccessor(page)
+		if err != nil {
+			return "", fmt.Errorf("list of %s: %w", s, err)
+		}
+		if options.Continue = of.GetContinue(); options.Continue == "" {
+			version = of.GetResourceVersion()
 			break
 		}
 	}
@@ -152,7 +180,7 @@ func (m *mirror) list(ctx context.Context, i int) (version string, err error) {
 // or none when the list must be made anew.
 func (m *mirror) watch(ctx context.Context, i int, version string) (reached string, events int, err error) {
 	s, seconds := m.selections[i], watchSeconds
-	w, err := m.resource(i).Watch(ctx, metav1.ListOptions{
+	w, err := m.client.listWatch(s).WatchWithContext(ctx, metav1.ListOptions{
 		LabelSelector: s.Labels, FieldSelector: s.fieldSelector(), ResourceVersion: version,
 		AllowWatchBookmarks: true, TimeoutSeconds: &seconds,
 	})
@@ -165,9 +193,9 @@ func (m *mirror) watch(ctx context.Context, i int, version string) (reached stri
 		if event.Type == watch.Error {
 			return version, events, apierrors.FromObject(event.Object)
 		}
-		obj, ok := event.Object.(*unstructured.Unstructured)
-		if !ok {
-			return "", events, fmt.Errorf("watch of %s: unexpected %T", s, event.Object)
+		obj, err := meta.Accessor(event.Object)
+		if err != nil {
+			return "", events, fmt.Errorf("watch of %s: %w", s, err)
 		}
 		version = obj.GetResourceVersion()
 		if event.Type == watch.Bookmark {
@@ -175,7 +203,7 @@ func (m *mirror) watch(ctx context.Context, i int, version string) (reached stri
 		}
 		events++
 		m.mu.Lock()
-		if event.Type == watch.Deleted {
+		if event.Type == watch.Deleted || !s.wants(obj) {
 			delete(m.sets[i].objects, obj.GetUID())
 		} else {
 			m.sets[i].objects[obj.GetUID()] = obj

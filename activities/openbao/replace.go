@@ -9,8 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -185,16 +183,8 @@ func (l *looker) renewed(ctx context.Context, r ReplaceRequest) error {
 		if len(objects[0]) == 0 || old(objects) {
 			return false, "there is no new pod yet", nil
 		}
-		why, err := unready(objects[0][0])
-		return why == "" && err == nil, why, err
+		why := kube.Unready(objects[0][0].(*corev1.Pod))
+		return why == "", why, nil
 	}, pod)
 	return finding.InRow(err, "N162")
-}
-
-func unready(u *unstructured.Unstructured) (string, error) {
-	var pod corev1.Pod
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &pod); err != nil {
-		return "", fmt.Errorf("Pod/%s/%s: %w", u.GetNamespace(), u.GetName(), err)
-	}
-	return kube.Unready(&pod), nil
 }

@@ -26,7 +26,7 @@ var needed = []rbacv1.PolicyRule{
 	rule(apiGroup, "providerconfigs", "watch"),
 	rule(apiGroup, "schedulingconfigtemplates", "get"),
 	rule("", "namespaces", "get"), // kube-system: which cluster this is
-	rule("", "nodes", "get", "list", "patch"),
+	rule("", "nodes", "get", "list", "watch", "patch"),
 	rule("", "pods", "list", "watch", "create", "delete"),
 	rule("", "pods/log", "get"),
 	rule("", "pods/eviction", "create"),
@@ -43,6 +43,7 @@ var needed = []rbacv1.PolicyRule{
 	rule("policy", "poddisruptionbudgets", "list", "watch"),
 	rule("coordination.k8s.io", "leases", "get", "list", "watch", "create", "update", "delete"),
 	rule("apiextensions.k8s.io", "customresourcedefinitions", "list", "watch", "create", "patch"),
+	rule("authorization.k8s.io", "subjectaccessreviews", "create"), // the controller's rights
 }
 
 func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
@@ -70,8 +71,19 @@ func demands(rules []rbacv1.PolicyRule) []demand {
 	return out
 }
 
-// denied asks the API server for each right (T03) and lists the missing ones.
+// denied asks the API server for each right of one's own (T03) and lists the
+// missing ones.
 func denied(ctx context.Context, c *kube.Client, asked []demand) ([]string, error) {
+	return unmet(ctx, asked, func(ctx context.Context, attributes authorizationv1.ResourceAttributes) (bool, error) {
+		review, err := c.Typed.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &attributes},
+		}, metav1.CreateOptions{})
+		return err == nil && review.Status.Allowed, kube.Wrap(err, "review of own rights")
+	})
+}
+
+// unmet lists the demands that are not allowed.
+func unmet(ctx context.Context, asked []demand, allowed func(context.Context, authorizationv1.ResourceAttributes) (bool, error)) ([]string, error) {
 	errs := make([]error, len(asked))
 	missing := make([]bool, len(asked))
 	var wg sync.WaitGroup
@@ -81,20 +93,17 @@ func denied(ctx context.Context, c *kube.Client, asked []demand) ([]string, erro
 		wg.Go(func() {
 			defer func() { <-slots }()
 			resource, sub, _ := strings.Cut(q.resource, "/")
-			review, err := c.Typed.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Namespace: q.namespace, Group: q.group, Resource: resource, Subresource: sub, Verb: q.verb,
-				}},
-			}, metav1.CreateOptions{})
-			errs[i] = err
-			missing[i] = err == nil && !review.Status.Allowed
+			ok, err := allowed(ctx, authorizationv1.ResourceAttributes{
+				Namespace: q.namespace, Group: q.group, Resource: resource, Subresource: sub, Verb: q.verb,
+			})
+			missing[i], errs[i] = !ok, err
 		})
 	}
 	wg.Wait()
 	var out []string
 	for i, q := range asked {
 		if errs[i] != nil {
-			return nil, kube.Wrap(errs[i], "review of own rights")
+			return nil, errs[i]
 		}
 		if missing[i] {
 			out = append(out, q.String())

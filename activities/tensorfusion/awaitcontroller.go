@@ -24,11 +24,15 @@ import (
 
 // annotationRestarted on the pod template says for which intent the controller
 // was restarted, so that a second attempt does not restart it again.
-const annotationRestarted = "refit.run/restarted-for"
+const (
+	annotationRestarted   = "refit.run/restarted-for"
+	annotationRestartedAt = "refit.run/restarted-at-second"
+)
 
 // AwaitController waits for the controller's rollout, its neighbours and its
 // leader (T09, T10, P06), after a restart when only mounted configuration
-// changed (T12), and compares with the snapshot (P12, P13).
+// changed (T12), asks for the controller's rights (P05), and compares with the
+// snapshot (P12, P13).
 func (a *Activities) AwaitController(ctx context.Context, req ControllerRequest) (ControllerResult, error) {
 	defer pulse(ctx, nil)()
 	c, err := a.connect(ctx, req.Scope)
@@ -70,7 +74,7 @@ func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest,
 			return false, err
 		}
 		out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
-		out.Checks, out.Pools = runChecks(o, StageController, nil), o.poolSummaries()
+		out.Checks, out.Pools, out.Objects = runChecks(o, StageController, nil), o.poolSummaries(), o.Objects
 		beat(ctx, "checking the controller and its neighbours")
 		return !waiting(out.Checks), nil
 	})
@@ -85,12 +89,15 @@ func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest,
 // whether the webhook admits a pod.
 const askAgain = 2 * time.Second
 
-// waiting reports that nothing is open but what may settle by itself: rows of
-// class wait, and the allocations (P13), which a new leader reads from the pods
-// one after another.
+// soon are rows that settle by themselves after the Helm step, whatever their
+// class: a new leader reads the allocations from the pods one after another
+// (P13), and the API server learns of changed roles a moment later (P05).
+var soon = []string{"P05", "P13"}
+
+// waiting reports that nothing is open but what may settle by itself.
 func waiting(checks []Check) bool {
 	open := slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.OK })
-	return len(open) > 0 && !slices.ContainsFunc(open, func(c Check) bool { return c.Class != finding.Wait && c.Row != "P13" })
+	return len(open) > 0 && !slices.ContainsFunc(open, func(c Check) bool { return c.Class != finding.Wait && !slices.Contains(soon, c.Row) })
 }
 
 // observeController reads what the checks of the controller stage judge.
@@ -102,15 +109,23 @@ func observeController(ctx context.Context, c *kube.Client, req ControllerReques
 	// Hypervisors are still the old line's pods: compare whichever is there.
 	o.Target, o.Intent, o.Before = target, r.intent, req.Snapshot
 	o.Controller.WebhookTrouble = webhookTrouble(ctx, c, namesOf(r.rendered.Objects, "MutatingWebhookConfiguration"), firstPool(o))
-	if o.Neighbours, err = neighbours(ctx, c, r, req.Release.Namespace); err != nil {
-		return nil, err
-	}
 	deployed, err := helm.Current(ctx, c, req.Release.Namespace, req.Release.Name)
 	if err != nil {
 		return nil, err
 	}
 	o.Values.Live = r.differing(deployed.Config)
-	return o, nil
+	objects, err := releaseObjects(c, deployed.Manifest, req.Release.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	if o.Objects, err = digests(ctx, c, objects); err != nil {
+		return nil, err
+	}
+	if o.Neighbours, err = neighbours(ctx, c, req, r, deployed, o.Objects); err != nil {
+		return nil, err
+	}
+	o.Lacking, err = lacking(ctx, c, req.Release.Namespace, target.CRDs)
+	return o, err
 }
 
 // returnLimit is how long a controller that came back may take to look at
@@ -207,68 +222,10 @@ func rolloutTrouble(objects kube.Objects, sets map[string]bool) (string, error) 
 			continue
 		}
 		if why, err := statefulSetTrouble(u); why != "" || err != nil {
-			return kube.Name(u) + ": " + why, err
+			return fmt.Sprintf("StatefulSet/%s/%s: %s", u.GetNamespace(), u.GetName(), why), err
 		}
 	}
 	return "", nil
-}
-
-func statefulSetTrouble(u *unstructured.Unstructured) (string, error) {
-	s, err := decode[appsv1.StatefulSet](u)
-	if err != nil {
-		return "", err
-	}
-	if s.Status.ObservedGeneration < s.Generation {
-		return "its controller has not seen the change yet", nil
-	}
-	if want := desired(s.Spec.Replicas); s.Status.ReadyReplicas < want || s.Status.UpdatedReplicas < want {
-		return fmt.Sprintf("%d of %d replicas ready, %d updated", s.Status.ReadyReplicas, want, s.Status.UpdatedReplicas), nil
-	}
-	return "", nil
-}
-
-// neighbours looks at the other objects that the Helm step touches (T10).
-func neighbours(ctx context.Context, c *kube.Client, r *resolved, namespace string) ([]Neighbour, error) {
-	var out []Neighbour
-	for _, u := range r.rendered.Objects {
-		n := Neighbour{Object: kube.Name(u)}
-		switch u.GetKind() {
-		case "StatefulSet":
-			live, err := c.Dynamic.Resource(statefulSetsGVR).Namespace(orNamespace(u.GetNamespace(), namespace)).Get(ctx, u.GetName(), metav1.GetOptions{})
-			if err == nil {
-				n.Trouble, err = statefulSetTrouble(live)
-			}
-			if err != nil {
-				n.Trouble = err.Error()
-			}
-		case "SchedulingConfigTemplate":
-			if _, err := c.Dynamic.Resource(templatesGVR).Get(ctx, u.GetName(), metav1.GetOptions{}); err != nil {
-				n.Trouble = err.Error()
-			}
-		case "TensorFusionCluster":
-			live, err := c.Dynamic.Resource(clustersGVR).Get(ctx, u.GetName(), metav1.GetOptions{})
-			if err != nil {
-				n.Trouble = err.Error()
-				break
-			}
-			fc, err := decode[FusionCluster](live)
-			if err != nil {
-				return nil, err
-			}
-			for _, e := range fc.Spec.GPUPools {
-				if p := policyOf(fc.Name, e); !p.held() {
-					n.Trouble = "the policy of GPUPool/" + p.Pool + " is not held any more"
-				}
-				if h := e.Spec.Components.Hypervisor; h != nil && r.intent.HypervisorImage != "" && h.Image != r.intent.HypervisorImage {
-					n.Trouble = "hypervisor.image of entry " + e.Name + " is " + orNone(h.Image) + ", not " + r.intent.HypervisorImage
-				}
-			}
-		default:
-			continue
-		}
-		out = append(out, n)
-	}
-	return out, nil
 }
 
 // restartIfNeeded restarts the controller when a ConfigMap that it mounts
@@ -287,8 +244,8 @@ func restartIfNeeded(ctx context.Context, c *kube.Client, req ControllerRequest,
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": d.ResourceVersion},
 		"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]string{
-			annotationRestarted:             r.intent.Digest,
-			"refit.run/restarted-at-second": time.Now().UTC().Format(time.RFC3339),
+			annotationRestarted:   r.intent.Digest,
+			annotationRestartedAt: time.Now().UTC().Format(time.RFC3339),
 		}}}},
 	})
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
@@ -112,7 +111,7 @@ func runCanaryJob(ctx context.Context, c *kube.Client, req CanaryJobRequest) (Ca
 }
 
 // endedPod returns the Job's pod once its containers have ended.
-func endedPod(pods []*unstructured.Unstructured) (*corev1.Pod, string, error) {
+func endedPod(pods []metav1.Object) (*corev1.Pod, string, error) {
 	found := "no pod yet"
 	for _, u := range pods {
 		p, err := decode[corev1.Pod](u)

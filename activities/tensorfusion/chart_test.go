@@ -62,6 +62,12 @@ kind: ConfigMap
 metadata: {name: {{ .Release.Name }}-config}
 data: {config.yaml: "metricsTTL: {{ .Values.dynamicConfig.metricsTTL }}"}
 `,
+	"templates/rules.yaml": `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}-rules, labels: {helm.sh/chart: "{{ .Chart.Version }}"}}
+data: {rules.yaml: "GPUHot: 85"}
+`,
 	"templates/secret.yaml": `
 {{- if not (lookup "v1" "Secret" .Release.Namespace "tf-cloud-vendor-credentials") }}
 apiVersion: v1
@@ -182,10 +188,12 @@ func (i *installation) apply(c *chart.Chart, revision int, values map[string]any
 		if u.GetNamespace() == "" && u.GetKind() != "TensorFusionCluster" {
 			u.SetNamespace(i.scope.Release.Namespace)
 		}
-		u.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "Helm", "tensor-fusion.ai/component": u.GetLabels()["tensor-fusion.ai/component"]})
-		if u.GetLabels()["tensor-fusion.ai/component"] == "" {
-			u.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "Helm"})
+		labels := u.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
 		}
+		labels["app.kubernetes.io/managed-by"] = "Helm"
+		u.SetLabels(labels)
 		annotations := u.GetAnnotations()
 		if annotations == nil {
 			annotations = map[string]string{}

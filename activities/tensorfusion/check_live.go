@@ -43,7 +43,7 @@ func checkNeighbours(o *Observation) []finding.Finding {
 	for _, n := range o.Neighbours {
 		if n.Trouble != "" {
 			out = append(out, finding.Finding{Object: n.Object, Expected: "ready, and what the plan says, after the Helm step", Found: n.Trouble,
-				Next: "look at the object's events and its controller, then retry"})
+				Next: "look at its events and at who wrote it (kubectl get --show-managed-fields), put it right, then retry"})
 		}
 	}
 	return out
@@ -64,9 +64,10 @@ func checkHosts(o *Observation) []finding.Finding {
 	return out
 }
 
-// rolled reports whether a host belongs to a pool that the run rolled.
+// rolled reports whether a host belongs to a pool that the run rolled, and was
+// not left as it was.
 func (o *Observation) rolled(h hostView) bool {
-	return slices.ContainsFunc(o.Rolled.Hypervisors, func(pool string) bool { return h.gpuNode.Labels[poolLabel(pool)] == "true" })
+	return !slices.Contains(o.Rolled.LeftHosts, h.name) && slices.ContainsFunc(o.Rolled.Hypervisors, func(pool string) bool { return h.gpuNode.Labels[poolLabel(pool)] == "true" })
 }
 
 func checkWorkers(o *Observation) []finding.Finding {
@@ -182,35 +183,6 @@ func checkOnePod(o *Observation) []finding.Finding {
 		}
 	}
 	return out
-}
-
-// checkAllocations compares with the count from before the Helm step, less the
-// workers that have ended since; before it, the leader must answer at all.
-func checkAllocations(o *Observation) []finding.Finding {
-	const object = "/api/allocation of the leader"
-	lived := 0 // workers that held their GPU before and now
-	live := o.snapshot().Workers
-	for name, w := range o.Before.Workers {
-		if live[name].UID == w.UID {
-			lived++
-		}
-	}
-	want := o.Before.Allocations - (len(o.Before.Workers) - lived)
-	if o.Before.Allocations < 0 {
-		want = lived // unknown: a worker that lives has one
-	}
-	switch {
-	case o.Allocations < 0 && len(o.Workers) == 0 && want <= 0:
-		return nil // nothing was given out
-	case o.Allocations < 0:
-		return []finding.Finding{{Object: object, Expected: "a count of the allocations", Found: "no answer",
-			Why:  "whether the controller's restart loses an allocation could not be told",
-			Next: "check that the leader's pod answers on port 8080"}}
-	case o.Allocations < want:
-		return []finding.Finding{{Object: object, Expected: plural(want, "allocations as before"), Found: fmt.Sprint(o.Allocations),
-			Why: "GPUs in use would be given out a second time", Next: "do not admit new GPU work; restart the controller once and compare again"}}
-	}
-	return nil
 }
 
 func checkInventory(o *Observation) []finding.Finding {

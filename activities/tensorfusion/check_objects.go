@@ -161,9 +161,14 @@ func claims(u *unstructured.Unstructured) []string {
 
 // checkRoles requires the rendered ClusterRoles to keep every right that the
 // running ones grant, and the controller's to reach every kind of the target's
-// CRDs.
+// CRDs; once Helm is done, the live controller to have every right that it is
+// known to use.
 func checkRoles(o *Observation) []finding.Finding {
 	var out []finding.Finding
+	for _, r := range o.Lacking {
+		out = append(out, finding.Finding{Object: "ServiceAccount of the controller", Expected: "may " + r, Found: "denied",
+			Why: "the controller's code does this: it would fail at it from now on", Next: "grant it in an extra ClusterRole and a binding, then retry"})
+	}
 	target := clusterRoles(o.Target.Objects)
 	source := clusterRoles(o.Source.Objects)
 	for _, name := range sortedKeys(source) {
@@ -176,7 +181,7 @@ func checkRoles(o *Observation) []finding.Finding {
 		for _, right := range rights(source[name]) {
 			if !right.grantedBy(t) {
 				out = append(out, finding.Finding{Object: "ClusterRole/" + name, Expected: "grants " + right.String(), Found: "the target chart drops it",
-					Why: "charts have lagged behind the controller's code before", Next: "grant it in an extra ClusterRole, or choose another chart"})
+					Why: "charts have lagged behind the controller's code before", Next: "choose a chart that grants it, or add the rule to the chart"})
 			}
 		}
 	}
@@ -192,7 +197,7 @@ func checkRoles(o *Observation) []finding.Finding {
 			r := right{crd.Spec.Group, crd.Spec.Names.Plural, verb}
 			if !r.grantedBy(all) {
 				out = append(out, finding.Finding{Object: "ClusterRoles of the target chart", Expected: "grant " + r.String(), Found: "no rule does",
-					Why: "the new controller watches every kind of its CRDs", Next: "grant it in an extra ClusterRole, or choose another chart"})
+					Why: "the new controller watches every kind of its CRDs", Next: "choose a chart that grants it, or add the rule to the chart"})
 			}
 		}
 	}

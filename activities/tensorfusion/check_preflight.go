@@ -83,6 +83,30 @@ func checkHypervisorImage(o *Observation) []finding.Finding {
 	return out
 }
 
+// doubtHypervisorImage: charts ship the hypervisor apart from the controller.
+// Pairs from the one that the target chart ships up to the controller's own
+// version are known; a rollback's pair has run here.
+func doubtHypervisorImage(o *Observation) []finding.Finding {
+	if o.Intent.Chart.Revision != 0 {
+		return nil
+	}
+	image, shipped := o.Intent.HypervisorImage, imageVersion(o.Target.ShippedHypervisor)
+	f := finding.Finding{
+		Object: "plan, hypervisorImage " + image, Expected: "a version from the chart's own (" + orNone(versionString(shipped)) + ") up to the controller's " + versionString(o.Target.Controller),
+		Why:  "nobody is known to have run this pair of hypervisor and controller",
+		Next: "choose a hypervisor between the two, or acknowledge T02 once the pair has been tried",
+	}
+	switch v := imageVersion(image); {
+	case v == nil:
+		f.Found = "an image whose tag does not say its version"
+	case shipped != nil && v.LessThan(shipped):
+		f.Found = v.String()
+	default:
+		return nil
+	}
+	return []finding.Finding{f}
+}
+
 func checkAccess(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	for _, d := range o.Denied {
@@ -249,14 +273,27 @@ func (d Database) answered() string {
 }
 
 func checkDatabase(o *Observation) []finding.Finding {
-	if o.Database.Trouble == "" {
+	if o.Database.Trouble == "" || o.Database.Unseen {
 		return nil
 	}
-	return []finding.Finding{{
-		Object: "GreptimeDB " + o.Database.Address, Expected: "login and one query answered, asked from " + o.Database.Side, Found: o.Database.Trouble,
+	return []finding.Finding{o.Database.finding("bring the database back before the controller restarts")}
+}
+
+// doubtDatabase: that the worker can't reach a database outside of the cluster
+// need not mean that the controller's pods can't. What it answers, counts.
+func doubtDatabase(o *Observation) []finding.Finding {
+	if !o.Database.Unseen {
+		return nil
+	}
+	return []finding.Finding{o.Database.finding("let the worker reach it, or acknowledge P02 once it has answered a pod of the cluster")}
+}
+
+func (d Database) finding(next string) finding.Finding {
+	return finding.Finding{
+		Object: "GreptimeDB " + d.Address, Expected: "login and one query answered, asked from " + d.Side, Found: d.Trouble,
 		Why:  "with -enable-auto-scale the controller exits at its start when the database does not answer",
-		Next: "bring the database back before the controller restarts",
-	}}
+		Next: next,
+	}
 }
 
 func checkPolicies(o *Observation) []finding.Finding {
@@ -298,8 +335,8 @@ func checkFloating(o *Observation) []finding.Finding {
 func checkImages(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	for _, image := range sortedKeys(o.Images.Missing) {
-		out = append(out, finding.Finding{Object: "image " + image, Expected: "in its registry", Found: o.Images.Missing[image],
-			Next: "check the tag, the registry's address and its credentials"})
+		out = append(out, finding.Finding{Object: "image " + image, Expected: "in its registry, asked from the worker", Found: o.Images.Missing[image],
+			Next: "check the tag and the worker's credentials; where the nodes pull from a mirror, name it in REFIT_REGISTRY_MIRRORS"})
 	}
 	return out
 }

@@ -88,9 +88,10 @@ func (w *world) app(kind, name string, replicas int, above *unstructured.Unstruc
 		if len(objects[0]) == 0 {
 			return
 		}
-		want, ok, _ := unstructured.NestedInt64(objects[0][0].Object, "spec", "replicas")
+		owner := objects[0][0].(*unstructured.Unstructured).Object
+		want, ok, _ := unstructured.NestedInt64(owner, "spec", "replicas")
 		if !ok {
-			want, _, _ = unstructured.NestedInt64(objects[0][0].Object, "status", "desiredNumberScheduled")
+			want, _, _ = unstructured.NestedInt64(owner, "status", "desiredNumberScheduled")
 		}
 		for _, u := range objects[1] {
 			delete(coming, u.GetName())

@@ -62,6 +62,9 @@ type ObservePoolRequest struct {
 	Goal Goal   `json:"goal"`
 	// LabelKeys are the Node labels to report, those of a canary selector.
 	LabelKeys []string `json:"labelKeys,omitempty"`
+	// Assert has the hold asserted beside the look (P10), as HoldRequest.Assert
+	// does: it is how long the pools may take to show it. 0 only looks.
+	Assert time.Duration `json:"assert,omitempty"`
 }
 
 // Host is one GPU node as observed; kept small because a pool may have
@@ -85,6 +88,8 @@ type Host struct {
 type PoolObservation struct {
 	Pool  string `json:"pool"`
 	Hosts []Host `json:"hosts"`
+	// Broken are the flags that were found on and put back to false.
+	Broken []finding.Finding `json:"broken,omitempty"`
 }
 
 // HoldRequest makes the three flags false on the live TensorFusionCluster and

@@ -2,7 +2,6 @@ package tensorfusion
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -102,34 +101,6 @@ func podHTTP(ctx context.Context, c *kube.Client, namespace, pod string, port in
 		return nil, fmt.Errorf("GET %s of pod %s: %s", path, pod, resp.Status)
 	}
 	return body, nil
-}
-
-// allocations counts the leader's allocations; -1 when it does not answer.
-// They are memory of one process, so only the leader's count.
-func allocations(ctx context.Context, c *kube.Client, namespace, leader string) int {
-	body, err := podHTTP(ctx, c, namespace, leader, controllerPort, "/api/allocation")
-	if err != nil {
-		return -1
-	}
-	return countAllocations(body)
-}
-
-func countAllocations(body []byte) int {
-	var answer struct {
-		Allocation json.RawMessage `json:"allocation"`
-	}
-	if json.Unmarshal(body, &answer) != nil {
-		return -1
-	}
-	var byName map[string]json.RawMessage
-	if json.Unmarshal(answer.Allocation, &byName) == nil {
-		return len(byName)
-	}
-	var inOrder []json.RawMessage
-	if json.Unmarshal(answer.Allocation, &inOrder) == nil {
-		return len(inOrder)
-	}
-	return -1
 }
 
 // webhookTrouble lets the API server admit a labelled pod by dry run and says

@@ -50,13 +50,6 @@ func TestTheLeaderIsAReadyPodWithALiveLease(t *testing.T) {
 	}
 }
 
-func TestAllocationsAreCountedInEitherForm(t *testing.T) {
-	assert.Equal(t, 2, countAllocations([]byte(`{"allocation":{"a":{},"b":{}},"gpuStore":{}}`)))
-	assert.Equal(t, 1, countAllocations([]byte(`{"allocation":[{}]}`)))
-	assert.Equal(t, -1, countAllocations([]byte(`not json`)))
-	assert.Equal(t, -1, countAllocations([]byte(`{"gpuStore":{}}`)))
-}
-
 func TestARolloutIsCompleteOnlyWithoutOldReplicas(t *testing.T) {
 	assert.Empty(t, rolloutOf(2, 2, 2, 2, 2, 2))
 	assert.Contains(t, rolloutOf(3, 2, 2, 2, 2, 2), "has not seen")
@@ -122,22 +115,32 @@ func (i *installation) runController() {
 	}, kube.Selection{Resource: deploymentsGVR, Namespace: namespace})
 }
 
-func TestTheControllerIsAwaitedAndRestartedOnlyForConfiguration(t *testing.T) {
+// controlled is an installation whose controller runs, with every right, and
+// whose policy is held.
+func controlled(t *testing.T) *installation {
+	t.Helper()
 	i := install(t)
 	i.world.control()
 	i.runController()
+	i.grantController("cluster-admin")
 	_, err := hold(t.Context(), i.client, HoldRequest{Scope: i.scope, Limit: holdLimit})
 	require.NoError(t, err)
+	return i
+}
+
+func TestTheControllerIsAwaitedAndRestartedOnlyForConfiguration(t *testing.T) {
+	i := controlled(t)
 	upgrade := func(intent Intent, from int) ControllerResult {
 		t.Helper()
 		r, err := i.activities.resolve(t.Context(), i.client, i.scope, intent)
 		require.NoError(t, err)
+		before := i.beforeHelm()
 		_, err = i.release(r.intent, from)
 		require.NoError(t, err)
 		var out ControllerResult
 		for range 2 { // a lost reply must not restart it again
 			out, err = i.activities.AwaitController(t.Context(), ControllerRequest{
-				Scope: i.scope, Intent: r.intent, Snapshot: Snapshot{Allocations: -1}, Limit: time.Minute,
+				Scope: i.scope, Intent: r.intent, Snapshot: before, FromRevision: from, Limit: time.Minute,
 			})
 			require.NoError(t, err)
 			blocking, _ := blockingOf(out.Checks)

@@ -84,6 +84,7 @@ func (a *Activities) diff(ctx context.Context, c *kube.Client, req DiffRequest, 
 	out.Checks = append(runChecks(o, StageDiff, req.Acknowledged), refusals(changes)...)
 	maskChecks(r, out.Checks)
 	out.Forecast = cutFindings(forecast(o))
+	out.Outdated = outdated(o)
 	return out, nil
 }
 
@@ -159,11 +160,15 @@ func diffCRDs(ctx context.Context, c *kube.Client, r *resolved) ([]helm.Change, 
 func changedLines(diff string) int {
 	n := 0
 	for l := range strings.Lines(diff) {
-		if strings.HasPrefix(l, "+") && !strings.HasPrefix(l, "+++") || strings.HasPrefix(l, "-") && !strings.HasPrefix(l, "---") {
+		if isChange(l) {
 			n++
 		}
 	}
 	return n
+}
+
+func isChange(line string) bool {
+	return strings.HasPrefix(line, "+") && !strings.HasPrefix(line, "+++") || strings.HasPrefix(line, "-") && !strings.HasPrefix(line, "---")
 }
 
 // cut ends the text at a line below limit bytes.

@@ -249,7 +249,7 @@ func (w *world) control() {
 	w.background(func(objects kube.Objects) {
 		for _, u := range objects[0] {
 			if u.GetName() == w.cluster {
-				w.copyPolicies(ctx, u)
+				w.copyPolicies(ctx, u.(*unstructured.Unstructured))
 			}
 		}
 		have := map[string]bool{}
@@ -335,7 +335,7 @@ func (w *world) hosts() []HostTarget {
 		out = nil
 		for _, u := range objects[0] {
 			for _, p := range objects[1] {
-				if node, _, _ := unstructured.NestedString(p.Object, "spec", "nodeName"); node == u.GetName() {
+				if node := p.(*corev1.Pod).Spec.NodeName; node == u.GetName() {
 					out = append(out, HostTarget{Name: node, UID: string(p.GetUID())})
 				}
 			}

@@ -20,7 +20,7 @@ func (a *Activities) CheckDrift(ctx context.Context, req DriftRequest) (DriftRes
 
 func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftResult, error) {
 	o := &Observation{
-		Scope: req.Scope, Goal: Goal{PodName: podPrefix}, Allocations: req.Snapshot.Allocations,
+		Scope: req.Scope, Goal: Goal{PodName: podPrefix}, Objects: req.Snapshot.Objects,
 		Before: req.Snapshot, Planned: req.Planned, PlannedWorkers: req.PlannedWorkers,
 	}
 	var err error
@@ -37,11 +37,14 @@ func checkDrift(ctx context.Context, c *kube.Client, req DriftRequest) (DriftRes
 		if err := o.readController(ctx, c); err != nil {
 			return DriftResult{}, err
 		}
+		if o.Objects, err = contents(ctx, c, req.Scope); err != nil {
+			return DriftResult{}, err
+		}
 	}
 	out := DriftResult{Snapshot: o.snapshot()}
 	out.Snapshot.Ports = req.Snapshot.Ports
-	if out.Snapshot.Allocations < 0 { // no answer now: the last known count stands
-		out.Snapshot.Allocations = req.Snapshot.Allocations
+	if o.Allocated == nil { // not asked, or no answer now: the last known ones stand
+		out.Snapshot.carry(req.Snapshot)
 	}
 	for _, check := range runChecks(o, StageDrift, nil) {
 		out.Findings = append(out.Findings, check.Findings...)

@@ -58,8 +58,7 @@ func forecastWorkers(o *Observation) []finding.Finding {
 		if !ok {
 			continue
 		}
-		was, is := live[pool].Spec, t.Spec
-		if was.Port() == is.Port() && reflect.DeepEqual(was.Components.Worker, is.Components.Worker) {
+		if sameWorkers(live[pool].Spec, t.Spec) {
 			continue
 		}
 		for _, w := range o.Workloads {
@@ -72,6 +71,45 @@ func forecastWorkers(o *Observation) []finding.Finding {
 				Why:   "applications connected to them lose their GPU session",
 				Next:  "keep the worker image and template in this upgrade, or tell the owners",
 			})
+		}
+	}
+	return out
+}
+
+// sameWorkers: the two make workers in the same way (rule 3).
+func sameWorkers(a, b PoolSpec) bool {
+	return a.Port() == b.Port() && reflect.DeepEqual(a.Components.Worker, b.Components.Worker)
+}
+
+// Outdated says what of a GPUPool a release makes outdated beside its
+// hypervisors, which a Goal judges.
+type Outdated struct {
+	Pool    string `json:"pool"`
+	Workers bool   `json:"workers,omitempty"`
+	Clients bool   `json:"clients,omitempty"`
+}
+
+// outdated lists the pools whose workers or clients the release changes: their
+// template, or the image of workers that comes from the ProviderConfig (rules 3
+// and 26).
+func outdated(o *Observation) []Outdated {
+	target := entriesOf(o.Target.Clusters)
+	live := entriesOf(o.Clusters)
+	image := workerImage(o.Target.Providers)
+	images := image != "" && image != workerImage(o.Providers)
+	var out []Outdated
+	for _, pool := range sortedKeys(live) {
+		was := live[pool].Spec
+		is := was // of a cluster that the chart does not manage
+		if t, ok := target[pool]; ok {
+			is = t.Spec
+		}
+		d := Outdated{
+			Pool: pool, Workers: images || !sameWorkers(was, is),
+			Clients: !reflect.DeepEqual(was.Components.Client, is.Components.Client),
+		}
+		if d.Workers || d.Clients {
+			out = append(out, d)
 		}
 	}
 	return out

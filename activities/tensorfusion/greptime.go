@@ -50,7 +50,7 @@ func askDatabase(ctx context.Context, c *kube.Client, values map[string]any) Dat
 	conn, side, err := dialDatabase(ctx, c, host, int(number))
 	db.Side = side
 	if err != nil {
-		db.Trouble = err.Error()
+		db.Trouble, db.Unseen = err.Error(), side == fromWorker
 		return db
 	}
 	defer conn.Close()

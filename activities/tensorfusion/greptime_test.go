@@ -66,7 +66,9 @@ func TestTheDatabaseMustAnswerLoginAndQuery(t *testing.T) {
 	good := askDatabase(t.Context(), nil, databaseValues(host, port, password))
 	assert.Empty(t, good.Trouble)
 	assert.Contains(t, good.answered(), "asked from the worker", "who reads the verdict must not take it for the controller's side")
-	assert.Contains(t, askDatabase(t.Context(), nil, databaseValues(host, port, "fake-other")).Trouble, "1045")
+	refused := &Observation{Database: askDatabase(t.Context(), nil, databaseValues(host, port, "fake-other"))}
+	require.Len(t, checkDatabase(refused), 1, "an answer counts wherever it was asked from")
+	assert.Contains(t, checkDatabase(refused)[0].Found, "1045")
 
 	silent, silentPort := mysqlServer(t, "", func(net.Conn) {})
 	assert.Contains(t, askDatabase(t.Context(), nil, databaseValues(silent, silentPort, "")).Trouble, "greeting")
@@ -75,8 +77,11 @@ func TestTheDatabaseMustAnswerLoginAndQuery(t *testing.T) {
 	assert.Contains(t, askDatabase(t.Context(), nil, databaseValues(web, webPort, "")).Trouble, "MySQL protocol")
 
 	assert.NotEmpty(t, askDatabase(t.Context(), nil, databaseValues("127.0.0.1", "1", "")).Trouble)
-	closed := checkDatabase(&Observation{Database: askDatabase(t.Context(), nil, databaseValues("127.0.0.1", "1", ""))})
-	assert.Contains(t, closed[0].Expected, "asked from the worker")
+	closed := &Observation{Database: askDatabase(t.Context(), nil, databaseValues("127.0.0.1", "1", ""))}
+	assert.Empty(t, checkDatabase(closed), "the controller's pods may reach it")
+	require.Len(t, doubtDatabase(closed), 1)
+	assert.Contains(t, doubtDatabase(closed)[0].Expected, "asked from the worker")
+	assert.Contains(t, doubtDatabase(closed)[0].Next, "acknowledge P02")
 	assert.Empty(t, Database{}.answered())
 	assert.Equal(t, Database{}, askDatabase(t.Context(), nil, map[string]any{}), "a release without a database has nothing to ask")
 }

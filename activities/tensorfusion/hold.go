@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -155,7 +155,7 @@ func syncedPools(ctx context.Context, c *kube.Client) (map[string]bool, error) {
 }
 
 // poolsPending says which GPUPool does not store synced=false yet.
-func poolsPending(pools []*unstructured.Unstructured, want map[string]PoolPolicy) (string, error) {
+func poolsPending(pools []metav1.Object, want map[string]PoolPolicy) (string, error) {
 	for _, u := range pools {
 		p, err := decode[FusionPool](u)
 		if err != nil {

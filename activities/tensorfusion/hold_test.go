@@ -58,6 +58,25 @@ func TestAssertPutsAFlagBackAndSaysSo(t *testing.T) {
 	assert.True(t, out.Before[0].AutoHypervisor, "what was before the run stays known")
 }
 
+func TestTheLookBetweenBatchesAssertsTheHoldToo(t *testing.T) {
+	w := newWorld(t, "a")
+	w.control()
+	look := ObservePoolRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal()}
+	w.setFlag("autoUpdateHypervisor", true)
+	out, err := observePool(t.Context(), w.client, look)
+	require.NoError(t, err)
+	assert.Empty(t, out.Broken)
+	assert.False(t, w.policy().held(), "without Assert nothing is written")
+
+	look.Assert = holdLimit
+	out, err = observePool(t.Context(), w.client, look)
+	require.NoError(t, err)
+	require.Len(t, out.Broken, 1)
+	assert.Contains(t, out.Broken[0].Found, "hypervisor=true")
+	assert.True(t, w.policy().held())
+	assert.Len(t, out.Hosts, 1)
+}
+
 func TestNudgeAddsOneVariableAndWaitsForThePendingChange(t *testing.T) {
 	w := newWorld(t)
 	w.control()

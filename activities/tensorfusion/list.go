@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
@@ -32,37 +34,62 @@ func byName[T object](a, b T) int {
 
 // list reads every object of a resource, sorted by namespace and name. It
 // decodes the answer straight into T: a cluster has eight GPU objects a host,
-// and the way over maps takes a multiple of time and memory (BenchmarkDecodingAFleet).
+// and the way over maps takes a multiple of time and memory
+// (BenchmarkDecodingAFleet). Pods and Nodes, the largest, come as protobuf.
 func list[T any, P interface {
 	*T
 	object
 }](ctx context.Context, c *kube.Client, gvr schema.GroupVersionResource, namespace, selector string) ([]T, error) {
-	path := "/apis/" + gvr.Group + "/" + gvr.Version
-	if gvr.Group == "" {
-		path = "/api/" + gvr.Version
-	}
 	var out []T
 	opts := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
 	for {
-		raw, err := c.Typed.CoreV1().RESTClient().Get().AbsPath(path).NamespaceIfScoped(namespace, namespace != "").Resource(gvr.Resource).
-			SetHeader("Accept", "application/json").VersionedParams(&opts, scheme.ParameterCodec).Do(ctx).Raw()
+		var next string
+		var err error
+		switch items := any(&out).(type) {
+		case *[]corev1.Pod:
+			var l *corev1.PodList
+			if l, err = c.Typed.CoreV1().Pods(namespace).List(ctx, opts); err == nil {
+				*items, next = append(*items, l.Items...), l.Continue
+			}
+		case *[]corev1.Node:
+			var l *corev1.NodeList
+			if l, err = c.Typed.CoreV1().Nodes().List(ctx, opts); err == nil {
+				*items, next = append(*items, l.Items...), l.Continue
+			}
+		default:
+			next, err = jsonPage(ctx, c, gvr, namespace, opts, &out)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("listing %s: %w", gvr.GroupResource(), err)
 		}
-		var page struct {
-			Metadata metav1.ListMeta `json:"metadata"`
-			Items    []T             `json:"items"`
-		}
-		if err := json.Unmarshal(raw, &page); err != nil {
-			return nil, fmt.Errorf("reading the list of %s: %w", gvr.GroupResource(), err)
-		}
-		out = append(out, page.Items...)
-		if opts.Continue = page.Metadata.Continue; opts.Continue == "" {
+		if opts.Continue = next; opts.Continue == "" {
 			break
 		}
 	}
 	slices.SortFunc(out, func(a, b T) int { return byName(P(&a), P(&b)) })
 	return out, nil
+}
+
+// jsonPage appends one page of any kind and returns the token of the next.
+func jsonPage[T any](ctx context.Context, c *kube.Client, gvr schema.GroupVersionResource, namespace string, opts metav1.ListOptions, out *[]T) (next string, err error) {
+	path := "/apis/" + gvr.Group + "/" + gvr.Version
+	if gvr.Group == "" {
+		path = "/api/" + gvr.Version
+	}
+	raw, err := c.Typed.CoreV1().RESTClient().Get().AbsPath(path).NamespaceIfScoped(namespace, namespace != "").Resource(gvr.Resource).
+		SetHeader("Accept", runtime.ContentTypeJSON).VersionedParams(&opts, scheme.ParameterCodec).Do(ctx).Raw()
+	if err != nil {
+		return "", err
+	}
+	var page struct {
+		Metadata metav1.ListMeta `json:"metadata"`
+		Items    []T             `json:"items"`
+	}
+	if err := json.Unmarshal(raw, &page); err != nil {
+		return "", err
+	}
+	*out = append(*out, page.Items...)
+	return page.Metadata.Continue, nil
 }
 
 // listIfServed is list for a resource that older installations lack.

@@ -35,13 +35,20 @@ type Observation struct {
 	Clients   []corev1.Pod
 	Providers []FusionProvider
 
-	Controller  Controller
-	Neighbours  []Neighbour
-	Allocations int // entries of the leader's /api/allocation; -1 unknown
-	Database    Database
-	Images      Images
-	Values      ValuesReview
-	Changes     []Change
+	Controller Controller
+	// Lacking lists rights that the controller needs and does not have.
+	Lacking    []string
+	Neighbours []Neighbour
+	// Objects are digests of what the release's objects hold, by
+	// Kind/namespace/name.
+	Objects map[string]string
+	// Allocated are the pods (namespace/name) to which the leader has given
+	// GPUs; nil unknown.
+	Allocated map[string]bool
+	Database  Database
+	Images    Images
+	Values    ValuesReview
+	Changes   []Change
 
 	// Before is the snapshot that this observation is compared with.
 	Before Snapshot
@@ -60,12 +67,14 @@ type Side struct {
 	ControllerImage string
 	Controller      *semver.Version // nil when the tag does not say
 	Replicas        int32
-	IsolationPolicy string // value of TF_ISOLATION_MODE_POLICY, "" when unset
-	KnowsIsolation  bool   // the chart has a value for it
-	Clusters        []FusionCluster
-	Providers       []FusionProvider
-	Objects         []*unstructured.Unstructured
-	CRDs            []*apiextensionsv1.CustomResourceDefinition
+	// ShippedHypervisor is the image that the chart itself pins, "" without one.
+	ShippedHypervisor string
+	IsolationPolicy   string // value of TF_ISOLATION_MODE_POLICY, "" when unset
+	KnowsIsolation    bool   // the chart has a value for it
+	Clusters          []FusionCluster
+	Providers         []FusionProvider
+	Objects           []*unstructured.Unstructured
+	CRDs              []*apiextensionsv1.CustomResourceDefinition
 }
 
 // Controller is the running controller.
@@ -98,6 +107,8 @@ type Database struct {
 	Side    string
 	Address string // empty when the release names none
 	Trouble string // "" when login and query were answered
+	// Unseen: the worker can't reach it, which says nothing of the controller.
+	Unseen bool
 }
 
 // Images are the target's.

@@ -128,7 +128,7 @@ func soundWorld() *Observation {
 		},
 		Source: Side{Chart: "1.8.6", ControllerImage: "registry.test/operator:2.16.3", Controller: old, Replicas: 2, Objects: []*unstructured.Unstructured{testRole("tf-role", "get", "list", "watch")}},
 		Target: Side{
-			Chart: "1.8.7", ControllerImage: "registry.test/operator:2.17.0", Controller: target, Replicas: 2, KnowsIsolation: true,
+			Chart: "1.8.7", ControllerImage: "registry.test/operator:2.17.0", Controller: target, Replicas: 2, KnowsIsolation: true, ShippedHypervisor: oldHypervisor,
 			Clusters: []FusionCluster{testCluster(newHypervisor)},
 			Objects:  []*unstructured.Unstructured{testRole("tf-role", "get", "list", "watch", "patch")},
 			CRDs:     []*apiextensionsv1.CustomResourceDefinition{testCRD("gpus", "vendor", "policy"), testCRD("gpupools", "vendor")},
@@ -146,7 +146,7 @@ func soundWorld() *Observation {
 			Deployment: "Deployment/tensor-fusion-sys/tf-controller", Image: "registry.test/operator:2.17.0",
 			Replicas: 2, Ready: 2, Updated: 2, Leader: "tf-controller-1",
 		},
-		Allocations: 3,
+		Allocated: map[string]bool{"ml/llm-tf-worker-a": true, "ml/app": true},
 		Rolled: Rolled{
 			Hypervisors: []string{"tensor-fusion-shared"}, Workers: []string{"tensor-fusion-shared"}, Clients: []string{"tensor-fusion-shared"},
 		},

@@ -15,7 +15,7 @@ import (
 // observe reads the live installation: everything that several activities
 // judge. What only one of them needs (images, database, rights) it adds itself.
 func observe(ctx context.Context, c *kube.Client, s Scope, goal Goal) (*Observation, error) {
-	o := &Observation{Scope: s, Goal: goal, Allocations: -1, CRDs: map[string]*apiextensionsv1.CustomResourceDefinition{}}
+	o := &Observation{Scope: s, Goal: goal, CRDs: map[string]*apiextensionsv1.CustomResourceDefinition{}}
 	crds, err := list[apiextensionsv1.CustomResourceDefinition](ctx, c, crdsGVR, "", "")
 	if err != nil {
 		return nil, kube.Wrap(err, "CustomResourceDefinitions")
@@ -100,17 +100,23 @@ func (o *Observation) readController(ctx context.Context, c *kube.Client) error 
 	}
 	o.Controller.Leader, o.Controller.LeaderTrouble = leaderOf(lease, pods, now())
 	if o.Controller.LeaderTrouble == "" {
-		o.Allocations = allocations(ctx, c, d.Namespace, o.Controller.Leader)
+		o.Allocated = allocations(ctx, c, d.Namespace, o.Controller.Leader)
 	}
 	return nil
 }
 
-// policies of every pool entry, in the order of the clusters' lists.
+// policies of every pool entry, in the order of the clusters' lists: what an
+// earlier run's hold wrote down, where it still holds.
 func (o *Observation) policies() []PoolPolicy {
 	var out []PoolPolicy
 	for _, c := range o.Clusters {
+		recorded := recordedPolicies(c)
 		for _, e := range c.Spec.GPUPools {
-			out = append(out, policyOf(c.Name, e))
+			p := policyOf(c.Name, e)
+			if was, ok := recorded[p.Pool]; ok && p.held() {
+				p = was
+			}
+			out = append(out, p)
 		}
 	}
 	return out

@@ -8,7 +8,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/refit-run/refit/activities/finding"
@@ -212,7 +211,7 @@ func readClusters(ctx context.Context, c *kube.Client) ([]FusionCluster, error) 
 
 // poolsShow says which GPUPool does not show the policy wanted for it yet, ""
 // when all do.
-func poolsShow(pools []*unstructured.Unstructured, want map[string]PoolPolicy) (string, error) {
+func poolsShow(pools []metav1.Object, want map[string]PoolPolicy) (string, error) {
 	seen := map[string]FusionPool{}
 	for _, u := range pools {
 		p, err := decode[FusionPool](u)

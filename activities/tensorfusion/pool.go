@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -16,13 +16,12 @@ import (
 )
 
 // ObservePool lists the hosts of one GPUPool in name order and judges each
-// against the Goal.
+// against the Goal; beside that it asserts the hold where the request says so.
 func (a *Activities) ObservePool(ctx context.Context, req ObservePoolRequest) (PoolObservation, error) {
 	defer pulse(ctx, nil)()
-	out := PoolObservation{Pool: req.Pool}
 	c, err := a.connect(ctx, req.Scope)
 	if err != nil {
-		return out, err
+		return PoolObservation{Pool: req.Pool}, err
 	}
 	return observePool(ctx, c, req)
 }
@@ -40,6 +39,13 @@ func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (P
 		listed, err = list[corev1.Node](reading, c, nodesGVR, "", "")
 		return kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
 	})
+	if req.Assert > 0 {
+		group.Go(func() error {
+			held, err := hold(reading, c, HoldRequest{Scope: req.Scope, Assert: true, Limit: req.Assert})
+			out.Broken = held.Broken
+			return inRow(err, "P10")
+		})
+	}
 	if err := group.Wait(); err != nil {
 		return out, err
 	}
@@ -85,25 +91,57 @@ func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (P
 // readHosts reads the hosts of a pool (all pools when pool is empty), sorted
 // by name.
 func readHosts(ctx context.Context, c *kube.Client, namespace, pool string) ([]hostView, error) {
-	selector := ""
-	if pool != "" {
-		selector = poolLabel(pool) + "=true"
-	}
-	// Side by side: the three lists are the longest step between two batches.
+	// Side by side: the lists are the longest step between two batches.
 	var nodes []FusionNode
 	var pods []corev1.Pod
 	var gpus []FusionGPU
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() (err error) { nodes, err = list[FusionNode](ctx, c, gpuNodesGVR, "", selector); return })
 	group.Go(func() (err error) {
 		pods, err = list[corev1.Pod](ctx, c, podsGVR, namespace, labelComponent+"="+componentHypervisor)
 		return
 	})
-	group.Go(func() (err error) { gpus, err = list[FusionGPU](ctx, c, gpusGVR, "", ""); return })
+	group.Go(func() (err error) {
+		if pool == "" {
+			nodes, err = list[FusionNode](ctx, c, gpuNodesGVR, "", "")
+		} else if nodes, err = list[FusionNode](ctx, c, gpuNodesGVR, "", poolLabel(pool)+"=true"); err == nil {
+			gpus, err = readGPUs(ctx, c, nodes)
+		}
+		return
+	})
+	if pool == "" {
+		group.Go(func() (err error) { gpus, err = list[FusionGPU](ctx, c, gpusGVR, "", ""); return })
+	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	return joinHosts(pointers(nodes), pointers(pods), pointers(gpus)), nil
+}
+
+// readGPUs reads the GPUs of the nodes by the label that names theirs, and all
+// of the cluster when a node shows none that way.
+func readGPUs(ctx context.Context, c *kube.Client, nodes []FusionNode) ([]FusionGPU, error) {
+	names, bare := make([]string, len(nodes)), make(map[string]bool, len(nodes))
+	for i, n := range nodes {
+		names[i], bare[n.Name] = n.Name, true
+	}
+	selectors := gpuSelectors(names, false)
+	parts := make([][]FusionGPU, len(selectors))
+	group, reading := errgroup.WithContext(ctx)
+	group.SetLimit(parallelLists)
+	for i, selector := range selectors {
+		group.Go(func() (err error) { parts[i], err = list[FusionGPU](reading, c, gpusGVR, "", selector); return })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	gpus := slices.Concat(parts...)
+	for _, g := range gpus {
+		delete(bare, g.Node())
+	}
+	if len(bare) == 0 {
+		return gpus, nil
+	}
+	return list[FusionGPU](ctx, c, gpusGVR, "", "")
 }
 
 // joinHosts joins GPUNodes, hypervisor pods and GPUs by node.
@@ -126,6 +164,9 @@ func joinHosts(nodes []*FusionNode, pods []*corev1.Pod, gpus []*FusionGPU) []hos
 	}
 	return out
 }
+
+// parallelLists bounds the lists of one look that are in flight at once.
+const parallelLists = 4
 
 // selectorBytes bounds one label selector: it travels in the request's URL,
 // which proxies cut off at 8 KiB.
@@ -178,7 +219,7 @@ type hostReader struct {
 	gpus  decoded[FusionGPU]
 }
 
-func (r *hostReader) views(nodes, pods, gpus []*unstructured.Unstructured) ([]hostView, error) {
+func (r *hostReader) views(nodes, pods, gpus []metav1.Object) ([]hostView, error) {
 	n, err := r.nodes.all(nodes)
 	if err != nil {
 		return nil, err
@@ -204,7 +245,10 @@ type entry[T any] struct {
 	value   *T
 }
 
-func (d *decoded[T]) get(u *unstructured.Unstructured) (*T, error) {
+func (d *decoded[T]) get(u metav1.Object) (*T, error) {
+	if typed, ok := any(u).(*T); ok {
+		return typed, nil
+	}
 	if e, ok := d.known[u.GetUID()]; ok && e.version != "" && e.version == u.GetResourceVersion() {
 		return e.value, nil
 	}
@@ -219,7 +263,7 @@ func (d *decoded[T]) get(u *unstructured.Unstructured) (*T, error) {
 	return &v, nil
 }
 
-func (d *decoded[T]) all(in []*unstructured.Unstructured) ([]*T, error) {
+func (d *decoded[T]) all(in []metav1.Object) ([]*T, error) {
 	out := make([]*T, len(in))
 	for i, u := range in {
 		v, err := d.get(u)

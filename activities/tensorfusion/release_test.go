@@ -2,6 +2,7 @@ package tensorfusion
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"helm.sh/helm/v3/pkg/release"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
@@ -202,18 +204,26 @@ func TestAForeignRevisionStopsTheUpgrade(t *testing.T) {
 // T11: with cluster.enabled false Helm does not touch the TensorFusionCluster.
 func TestAClusterOfTheUserIsEditedDirectly(t *testing.T) {
 	i := install(t)
+	i.edit("tensorfusionclusters", i.cluster, `[{"op":"add","path":"/spec/gpuPools/0/specTemplate/capacityConfig","value":{"warmResources":{"vram":"1Gi"}}}]`)
+	cluster := func() *unstructured.Unstructured {
+		u, err := i.admin.Dynamic.Resource(clustersGVR).Get(t.Context(), i.cluster, metav1.GetOptions{})
+		require.NoError(t, err)
+		return u
+	}
+	before := cluster()
 	intent := i.intent()
 	intent.Values.Inline = map[string]any{"cluster": map[string]any{"enabled": false}}
 	r, err := i.activities.resolve(t.Context(), i.client, i.scope, intent)
 	require.NoError(t, err)
 	_, err = i.release(r.intent, 1)
 	require.NoError(t, err)
-	u, err := i.admin.Dynamic.Resource(clustersGVR).Get(t.Context(), i.cluster, metav1.GetOptions{})
-	require.NoError(t, err)
-	fc, err := decode[FusionCluster](u)
+	after := cluster()
+	fc, err := decode[FusionCluster](after)
 	require.NoError(t, err)
 	assert.Equal(t, newHypervisor, fc.Spec.GPUPools[0].Spec.Components.Hypervisor.Image)
 	assert.True(t, i.policy().held())
+	assert.Equal(t, strings.ReplaceAll(fmt.Sprint(withoutOurs(content(before))), oldHypervisor, newHypervisor), fmt.Sprint(withoutOurs(content(after))),
+		"the rest stays its owner's")
 }
 
 // T21: chart and values of the stored revision, but never its credentials.

@@ -10,6 +10,7 @@ import (
 
 	"go.temporal.io/sdk/activity"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/refit-run/refit/activities/finding"
@@ -17,7 +18,7 @@ import (
 )
 
 // ReplaceHypervisors replaces the hypervisor pods of the given hosts, all at
-// once, and proves each (T14, facts section 6). All hosts share three watches;
+// once, and proves each (T14, facts section 6). All hosts share four watches;
 // the only request per host is its delete, which carries the pod's UID.
 //
 // Attempts may follow each other at any point: what is done is seen from the
@@ -50,7 +51,7 @@ type hostMemory struct {
 type replacement struct {
 	client *kube.Client
 	req    ReplaceRequest
-	nodes  map[string]corev1.Node
+	nodes  map[string]*corev1.Node
 	reader hostReader
 
 	mu     sync.Mutex // memory is read by the heartbeat
@@ -63,15 +64,20 @@ type replacement struct {
 	done  map[string]HostResult
 	// unlabelled: GPUs are not found by the label of their node.
 	unlabelled bool
+	// record has the server keep the memory before it returns.
+	record func(context.Context) error
 }
 
 // parallelRequests bounds the requests that are in flight at once.
 const parallelRequests = 16
 
 func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[string]hostMemory) (ReplaceResult, error) {
+	return newReplacement(c, req, kept).run(ctx)
+}
+
+func newReplacement(c *kube.Client, req ReplaceRequest, kept map[string]hostMemory) *replacement {
 	r := &replacement{
 		client: c, req: req,
-		nodes:  map[string]corev1.Node{},
 		memory: map[string]hostMemory{},
 		sent:   map[types.UID]bool{},
 		found:  map[string]string{},
@@ -83,15 +89,27 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 			r.memory[h.Name] = m
 		}
 	}
+	r.record = r.report
+	return r
+}
+
+// report sends the memory as a heartbeat and waits until the server has it,
+// where a heartbeat of the SDK may stay here for as long as two seconds.
+func (r *replacement) report(ctx context.Context) error {
+	if !activity.IsActivity(ctx) {
+		return nil
+	}
+	memory := r.remember()
+	activity.RecordHeartbeat(ctx, memory) // what the SDK still has to send is not to be older
+	if err := activity.GetClient(ctx).RecordActivityHeartbeat(ctx, activity.GetInfo(ctx).TaskToken, memory); err != nil {
+		return fmt.Errorf("recording which hypervisors of GPUPool/%s are about to be deleted: %w", r.req.Pool, err)
+	}
+	return nil
+}
+
+func (r *replacement) run(ctx context.Context) (ReplaceResult, error) {
 	defer pulse(ctx, func() any { return r.remember() })()
-	nodes, err := list[corev1.Node](ctx, c, nodesGVR, "", "")
-	if err != nil {
-		return ReplaceResult{}, kube.Wrap(err, "Nodes of GPUPool/"+req.Pool)
-	}
-	for _, n := range nodes {
-		r.nodes[n.Name] = n
-	}
-	for len(r.done) < len(req.Hosts) {
+	for len(r.done) < len(r.req.Hosts) {
 		err := r.round(ctx)
 		if errors.Is(err, errUnlabelled) {
 			r.unlabelled = true
@@ -102,7 +120,7 @@ func replace(ctx context.Context, c *kube.Client, req ReplaceRequest, kept map[s
 		}
 	}
 	var out ReplaceResult
-	for _, h := range req.Hosts {
+	for _, h := range r.req.Hosts {
 		out.Hosts = append(out.Hosts, r.done[h.Name])
 	}
 	return out, nil
@@ -143,16 +161,20 @@ func (r *replacement) round(ctx context.Context) error {
 	}, r.selections()...)
 }
 
-// selections are the pool's GPUNodes, the hypervisor pods, and the GPUs: only
-// those of the hosts that are replaced, for a cluster has eight a host.
+// selections are the GPUNodes, hypervisor pods, Nodes and GPUs of the hosts that are
+// replaced. Only GPUs have a label that tells their host, and a cluster has
+// eight of them a host: the others are kept apart here.
 func (r *replacement) selections() []kube.Selection {
-	out := []kube.Selection{
-		{Resource: gpuNodesGVR, Labels: poolLabel(r.req.Pool) + "=true"},
-		{Resource: podsGVR, Namespace: r.req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor},
-	}
 	names := make([]string, len(r.req.Hosts))
+	ours := make(map[string]bool, len(r.req.Hosts))
 	for i, h := range r.req.Hosts {
-		names[i] = h.Name
+		names[i], ours[h.Name] = h.Name, true
+	}
+	out := []kube.Selection{
+		{Resource: gpuNodesGVR, Labels: poolLabel(r.req.Pool) + "=true", Only: func(o metav1.Object) bool { return ours[o.GetName()] }},
+		{Resource: podsGVR, Namespace: r.req.Release.Namespace, Labels: labelComponent + "=" + componentHypervisor,
+			Only: func(o metav1.Object) bool { return ours[o.(*corev1.Pod).Spec.NodeName] }},
+		{Resource: nodesGVR, Only: func(o metav1.Object) bool { return ours[o.GetName()] }},
 	}
 	for _, selector := range gpuSelectors(names, r.unlabelled) {
 		out = append(out, kube.Selection{Resource: gpusGVR, Labels: selector})
@@ -196,9 +218,13 @@ func (r *replacement) setMemory(name string, change func(*hostMemory)) hostMemor
 // step looks at every unfinished host: proven, to be deleted, or to be waited
 // for.
 func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
-	views, err := r.reader.views(objects[0], objects[1], slices.Concat(objects[2:]...))
+	views, err := r.reader.views(objects[0], objects[1], slices.Concat(objects[3:]...))
 	if err != nil {
 		return err
+	}
+	r.nodes = make(map[string]*corev1.Node, len(objects[2]))
+	for _, o := range objects[2] {
+		r.nodes[o.GetName()] = o.(*corev1.Node)
 	}
 	r.views = make(map[string]hostView, len(views))
 	for _, v := range views {

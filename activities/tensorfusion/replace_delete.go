@@ -50,12 +50,12 @@ func (r *replacement) blocked(name string) *finding.Finding {
 	case !known:
 		return &finding.Finding{Row: "P14", Object: "Node/" + name, Expected: "it exists", Found: "no Node of this name",
 			Next: "leave the host out, or bring the Node back and retry"}
-	case !nodeReady(&n):
+	case !nodeReady(n):
 		return &finding.Finding{Row: "P14", Object: "Node/" + name, Expected: "Ready", Found: "not Ready",
 			Why: "the controller creates no hypervisor on it, so nothing was deleted", Next: "repair the Node, then retry"}
-	case driverUpgrade(&n) != "":
+	case driverUpgrade(n) != "":
 		return &finding.Finding{Row: "P01", Object: "Node/" + name, Expected: "no driver upgrade in progress",
-			Found: labelDriverUpgrade + "=" + driverUpgrade(&n),
+			Found: labelDriverUpgrade + "=" + driverUpgrade(n),
 			Why:   "the controller leaves the node alone meanwhile, so nothing was deleted", Next: "let the driver upgrade finish, then retry"}
 	}
 	return nil
@@ -64,16 +64,29 @@ func (r *replacement) blocked(name string) *finding.Finding {
 // delete removes the pods with their UID as precondition. Gone or changed
 // means that the next look tells more, so a lost reply does no harm.
 func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	// Before the first request: its reply may be lost, or this process, and the
+	// pod gone all the same.
+	asked := map[string]bool{}
+	for _, p := range pods {
+		r.setMemory(p.host, func(m *hostMemory) { asked[p.host] = asked[p.host] || m.Deleted })
+	}
+	for _, p := range pods {
+		r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true })
+	}
+	if err := r.record(ctx); err != nil {
+		return err
+	}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, parallelRequests)
 	errs := make([]error, len(pods))
+	others := make([]bool, len(pods)) // somebody else's doing
 	for i, p := range pods {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			// Before the request: its reply may be lost, and the pod gone all the same.
-			asked := false
-			r.setMemory(p.host, func(m *hostMemory) { asked, m.Deleted = m.Deleted, true })
 			err := r.client.Dynamic.Resource(podsGVR).Namespace(r.req.Release.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{
 				Preconditions: &metav1.Preconditions{UID: &p.uid},
 			})
@@ -82,12 +95,18 @@ func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
 				r.setMemory(p.host, func(*hostMemory) { r.sent[p.uid] = true })
 			case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 				errs[i] = kube.Wrap(err, "delete of Pod/"+r.req.Release.Namespace+"/"+p.name)
-			default: // somebody else's doing, unless an earlier request of ours was taken
-				r.setMemory(p.host, func(m *hostMemory) { m.Deleted = asked })
+			default:
+				others[i] = true
 			}
 		})
 	}
 	wg.Wait()
+	for i, p := range pods {
+		asked[p.host] = asked[p.host] || !others[i]
+	}
+	for _, p := range pods {
+		r.setMemory(p.host, func(m *hostMemory) { m.Deleted = asked[p.host] })
+	}
 	// One is enough: a joined error would lose its class on the way out.
 	for _, err := range errs {
 		if err != nil {

@@ -1,6 +1,8 @@
 package tensorfusion
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -61,7 +63,7 @@ func TestAHostCostsOneRequestBesidesTheSharedWatches(t *testing.T) {
 	deletes := w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") })
 	all := w.writes.count(func(string) bool { return true })
 	assert.Equal(t, len(hosts), deletes)
-	assert.LessOrEqual(t, all-deletes, 7, "three lists, three watches and the Nodes, whatever the number of hosts")
+	assert.LessOrEqual(t, all-deletes, 8, "four lists and four watches, whatever the number of hosts")
 }
 
 // The API server takes the delete and its reply is lost: the next attempt finds
@@ -71,7 +73,7 @@ func TestADeleteWhoseReplyIsLostIsRemembered(t *testing.T) {
 	hosts := w.oldHosts("a")
 	w.writes.lost = http.MethodDelete
 	request := ReplaceRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal(), Hosts: hosts, Limit: 30 * time.Second}
-	r := &replacement{client: w.client, req: request, memory: map[string]hostMemory{}, sent: map[types.UID]bool{}}
+	r := newReplacement(w.client, request, nil)
 	require.Error(t, r.delete(t.Context(), []doomedPod{{host: hosts[0].Name, name: w.podPrefix + hosts[0].Name, uid: types.UID(hosts[0].UID)}}))
 
 	w.writes.lost = ""
@@ -86,7 +88,7 @@ func TestADeleteWhoseReplyIsLostIsRemembered(t *testing.T) {
 func TestADeleteThatFindsAnotherPodIsNotThisRuns(t *testing.T) {
 	w := newWorld(t, "a")
 	hosts := w.oldHosts("a")
-	r := &replacement{client: w.client, req: ReplaceRequest{Scope: w.scope}, memory: map[string]hostMemory{}, sent: map[types.UID]bool{}}
+	r := newReplacement(w.client, ReplaceRequest{Scope: w.scope}, nil)
 	for _, name := range []string{w.podPrefix + hosts[0].Name, "gone"} {
 		require.NoError(t, r.delete(t.Context(), []doomedPod{{host: hosts[0].Name, name: name, uid: "another"}}))
 		assert.False(t, r.remember()[hosts[0].Name].Deleted)
@@ -107,6 +109,10 @@ func TestGPUsWithoutTheLabelOfTheirNodeArePartOfTheProof(t *testing.T) {
 	assert.Equal(t, OutcomeReplaced, out.Hosts[0].Outcome)
 	assert.Equal(t, OutcomeFailed, out.Hosts[1].Outcome)
 	assert.Contains(t, out.Hosts[1].Failure.Found, "GPU "+gpu+" is Pending")
+	seen, err := observePool(t.Context(), w.client, ObservePoolRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal()})
+	require.NoError(t, err)
+	assert.Empty(t, seen.Hosts[0].Broken)
+	assert.Equal(t, "GPU "+gpu+" is Pending", seen.Hosts[1].Broken)
 }
 
 func TestGPUsAreAskedForByTheirNodesAsFarAsLabelsReach(t *testing.T) {
@@ -128,9 +134,38 @@ func TestGPUsAreAskedForByTheirNodesAsFarAsLabelsReach(t *testing.T) {
 	assert.Equal(t, len(names), seen)
 }
 
+// A worker that dies right after its delete must not forget that it asked: the
+// next one finds a pod of the target and would call it somebody else's.
+func TestWhatIsAboutToBeDeletedIsRecordedBeforeTheFirstRequest(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	hosts := w.oldHosts("a", "b")
+	w.control()
+	deletes := func() int { return w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") }) }
+	r := newReplacement(w.client, ReplaceRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal(), Hosts: hosts, Limit: 30 * time.Second}, nil)
+	var kept map[string]hostMemory
+	r.record = func(context.Context) error {
+		if kept == nil {
+			assert.Zero(t, deletes())
+			kept = r.remember()
+			return errors.New("the server is away")
+		}
+		return nil
+	}
+	_, err := r.run(t.Context())
+	require.ErrorContains(t, err, "the server is away")
+	assert.Zero(t, deletes(), "nothing is deleted that is not recorded")
+	for _, h := range hosts {
+		assert.True(t, kept[h.Name].Deleted)
+		assert.NotNil(t, kept[h.Name].Before, "the GPUs as they were")
+	}
+	_, err = r.run(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, 2, deletes())
+}
+
 // The watch is slower than the reply: the pod looks untouched once more.
 func TestAPodWhoseDeleteWasTakenIsNotDeletedAgain(t *testing.T) {
-	r := &replacement{req: ReplaceRequest{Goal: testGoal(), Limit: time.Minute}, sent: map[types.UID]bool{}}
+	r := newReplacement(nil, ReplaceRequest{Goal: testGoal(), Limit: time.Minute}, nil)
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: testGoal().PodName + "a", UID: "old"}}
 	view := hostView{name: "a", pods: []corev1.Pod{pod}}
 	require.Len(t, r.doomed(HostTarget{Name: "a", UID: "old"}, view), 1)

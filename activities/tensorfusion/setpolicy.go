@@ -6,7 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -217,9 +217,12 @@ func awaitPolicy(ctx context.Context, c *kube.Client, req PolicyRequest, want ma
 		What: "update policy " + req.Mode + " in every GPUPool", Limit: req.Limit, Heartbeat: beater(ctx),
 		Next: "check that the controller runs and has a leader",
 	}, func(objects kube.Objects) (bool, string, error) {
-		if f := touched(objects[1], uids); f != nil {
-			replaced = f
-			return true, f.Found, nil
+		var err error
+		if replaced, err = touched(objects[1], uids); err != nil {
+			return false, "", err
+		}
+		if replaced != nil {
+			return true, replaced.Found, nil
 		}
 		found, err := poolsShow(objects[0], want)
 		if err == nil && found == "" && req.Mode == PolicySeal {
@@ -237,42 +240,37 @@ func awaitPolicy(ctx context.Context, c *kube.Client, req PolicyRequest, want ma
 }
 
 // touched finds a hypervisor whose pod is not the proven one any more.
-func touched(pods []*unstructured.Unstructured, uids map[string]string) *finding.Finding {
-	for _, u := range pods {
-		node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
-		if was, known := uids[node]; known && (string(u.GetUID()) != was || u.GetDeletionTimestamp() != nil) {
+func touched(pods []metav1.Object, uids map[string]string) (*finding.Finding, error) {
+	for _, o := range pods {
+		pod, err := decode[corev1.Pod](o)
+		if err != nil {
+			return nil, err
+		}
+		node := pod.Spec.NodeName
+		if was, known := uids[node]; known && (string(pod.UID) != was || pod.DeletionTimestamp != nil) {
 			return &finding.Finding{
 				Row: "P12", Object: "hypervisor of " + node, Expected: "the proven pod " + was, Found: "the controller replaces it",
 				Why: "with autoUpdateHypervisor true it rolls what it holds to be outdated",
-			}
+			}, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // poolsSealed says which pool has not walked to 100/synced yet.
-func poolsSealed(pools []*unstructured.Unstructured, want map[string]PoolPolicy) (string, error) {
+func poolsSealed(pools []metav1.Object, want map[string]PoolPolicy) (string, error) {
 	for _, u := range pools {
 		p, err := decode[FusionPool](u)
 		if err != nil {
 			return "", err
 		}
 		s := p.Status.Components
-		// An empty pool never writes its progress (rule 11).
-		if _, ours := want[p.Name]; !ours || s.HypervisorSynced || empty(u) {
+		// An empty pool never writes its progress (rule 11), one that stays off
+		// never says synced (rule 9).
+		if !want[p.Name].AutoHypervisor || s.HypervisorSynced || p.Status.ReadyNodes+p.Status.NotReadyNodes == 0 {
 			continue
 		}
 		return fmt.Sprintf("GPUPool/%s is at %d %%, not synced", p.Name, s.HypervisorProgress), nil
 	}
 	return "", nil
-}
-
-// empty reports a pool without GPU nodes, by its own status.
-func empty(u *unstructured.Unstructured) bool {
-	nodes := int64(0)
-	for _, field := range []string{"readyNodes", "notReadyNodes"} {
-		n, _, _ := unstructured.NestedInt64(u.Object, "status", field)
-		nodes += n
-	}
-	return nodes == 0
 }

@@ -84,6 +84,9 @@ func (r *resolved) targetSide() (Side, error) {
 	}
 	s.Chart, s.AppVersion = r.chart.Metadata.Version, r.chart.Metadata.AppVersion
 	_, s.KnowsIsolation = helm.GetPath(r.chart.Values, pathIsolationPolicy)
+	if image, known := helm.GetPath(r.chart.Values, pathHypervisorImage); known {
+		s.ShippedHypervisor, _ = image.(string)
+	}
 	crds, err := helm.CRDs(r.chart)
 	if err != nil {
 		return s, err

@@ -15,7 +15,7 @@ import (
 
 // snapshot reduces the observation to what must not change by itself.
 func (o *Observation) snapshot() Snapshot {
-	s := Snapshot{Hypervisors: map[string]string{}, Workers: map[string]WorkerPod{}, Allocations: o.Allocations}
+	s := Snapshot{Hypervisors: map[string]string{}, Workers: map[string]WorkerPod{}, Objects: o.Objects}
 	var lines []string
 	for _, h := range o.Hosts {
 		if p := h.eldest(); p != nil {
@@ -30,6 +30,7 @@ func (o *Observation) snapshot() Snapshot {
 		p := &o.Workers[i]
 		s.Workers[p.Namespace+"/"+p.Name] = WorkerPod{UID: string(p.UID), Workload: p.Namespace + "/" + p.Labels[labelWorkload]}
 	}
+	s.remember(o.Allocated)
 	for pool, e := range entriesOf(o.Clusters) {
 		if s.Ports == nil {
 			s.Ports = map[string]int32{}

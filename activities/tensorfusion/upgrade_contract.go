@@ -118,8 +118,15 @@ type Snapshot struct {
 	Inventory string `json:"inventory"`
 	// Ports of the hypervisors, by GPUPool.
 	Ports map[string]int32 `json:"ports,omitempty"`
-	// Allocations counts /api/allocation entries of the leader; -1 unknown.
-	Allocations int `json:"allocations"`
+	// Allocations counts the pods that have GPUs by /api/allocation of the
+	// leader, -1 unknown: the workers but for Unallocated, and Allocated (local
+	// GPUs), both by namespace/pod, sorted.
+	Allocations int      `json:"allocations"`
+	Unallocated []string `json:"unallocated,omitempty"`
+	Allocated   []string `json:"allocated,omitempty"`
+	// Objects are digests of what the release's objects hold, by
+	// Kind/namespace/name, without those that Helm would put back.
+	Objects map[string]string `json:"objects,omitempty"`
 }
 
 // WorkerPod is one worker and the TensorFusionWorkload that it belongs to.
@@ -172,6 +179,8 @@ type DiffResult struct {
 	Checks   []Check        `json:"checks"`
 	// Forecast lists what the new controller rolls by itself (P11).
 	Forecast []finding.Finding `json:"forecast,omitempty"`
+	// Outdated names the GPUPools whose workers or clients the release changes.
+	Outdated []Outdated `json:"outdated,omitempty"`
 }
 
 // BackupRequest asks for the backup of T06.
@@ -225,12 +234,14 @@ type ReleaseResult struct {
 
 // ControllerRequest waits for the controller's rollout and its neighbours
 // (T09, T10), restarts it when only mounted configuration changed (T12), then
-// checks leader, webhook and allocations (P06, P13).
+// checks leader, webhook, rights and allocations (P05, P06, P13).
 type ControllerRequest struct {
 	Scope
-	Intent   Intent        `json:"intent"`
-	Snapshot Snapshot      `json:"snapshot"`
-	Limit    time.Duration `json:"limit"`
+	Intent   Intent   `json:"intent"`
+	Snapshot Snapshot `json:"snapshot"`
+	// FromRevision is the revision that the Helm step started from; 0 unknown.
+	FromRevision int           `json:"fromRevision,omitempty"`
+	Limit        time.Duration `json:"limit"`
 	// Return are pools as they were before the change that is being undone:
 	// until the controller shows their Hash again the answer waits a while, no
 	// longer than it takes a controller to look at every pool.
@@ -246,6 +257,8 @@ type ControllerResult struct {
 	Checks    []Check `json:"checks"`
 	// Pools as the new controller sees them.
 	Pools []Pool `json:"pools,omitempty"`
+	// Objects as in Snapshot, now.
+	Objects map[string]string `json:"objects,omitempty"`
 }
 
 // DriftRequest compares the live UIDs with a snapshot (P12, P14).
@@ -256,8 +269,9 @@ type DriftRequest struct {
 	// worker may.
 	Planned        []string `json:"planned,omitempty"`
 	PlannedWorkers bool     `json:"plannedWorkers,omitempty"`
-	// Allocations asks the leader for its count anew; without it the count of
-	// Snapshot is carried on.
+	// Allocations asks anew for what the Helm step must leave alone, the leader's
+	// allocations and the release's objects; without it those of Snapshot are
+	// carried on.
 	Allocations bool `json:"allocations,omitempty"`
 }
 
@@ -309,8 +323,10 @@ type Rolled struct {
 	// Completed are pools whose workers the controller made anew by itself, as
 	// forecast: they must be complete, of whatever image.
 	Completed []string `json:"completed,omitempty"`
-	// Left are client pods (namespace/name) that were left alone and listed.
-	Left []string `json:"left,omitempty"`
+	// Left are client pods (namespace/name) that were left alone and listed,
+	// LeftHosts nodes whose hypervisor was.
+	Left      []string `json:"left,omitempty"`
+	LeftHosts []string `json:"leftHosts,omitempty"`
 }
 
 // VerifyResult holds the verdicts.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
@@ -285,7 +285,7 @@ func workersState(objects kube.Objects, pool string) (workersAt, error) {
 	}, nil
 }
 
-func decodeAll[T any](objects []*unstructured.Unstructured) ([]T, error) {
+func decodeAll[T any](objects []metav1.Object) ([]T, error) {
 	out := make([]T, 0, len(objects))
 	for _, u := range objects {
 		v, err := decode[T](u)

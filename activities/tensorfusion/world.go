@@ -84,8 +84,10 @@ type FusionPool struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              PoolSpec `json:"spec"`
 	Status            struct {
-		Phase      string `json:"phase"`
-		Components struct {
+		Phase         string `json:"phase"`
+		ReadyNodes    int32  `json:"readyNodes"`
+		NotReadyNodes int32  `json:"notReadyNodes"`
+		Components    struct {
 			Hypervisor         string `json:"hypervisor"`
 			HypervisorSynced   bool   `json:"hypervisorConfigSynced"`
 			HypervisorProgress int32  `json:"hypervisorUpdateProgress"`
@@ -179,9 +181,16 @@ type FusionProvider struct {
 	} `json:"spec"`
 }
 
-// decode turns an unstructured object into one of the types above.
-func decode[T any](u *unstructured.Unstructured) (T, error) {
+// decode turns an object into one of the types above, or one of Kubernetes.
+func decode[T any](o metav1.Object) (T, error) {
 	var out T
+	if typed, ok := any(o).(*T); ok {
+		return *typed, nil
+	}
+	u, ok := o.(*unstructured.Unstructured)
+	if !ok {
+		return out, fmt.Errorf("reading %s: expected %T, found %T", o.GetName(), out, o)
+	}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &out); err != nil {
 		return out, fmt.Errorf("reading %s %s: %w", u.GetKind(), u.GetName(), err)
 	}

@@ -53,6 +53,9 @@ func Plan(p protocol.Plan, o Options) string {
 	if len(p.Forecast) > 0 {
 		b.WriteString("The new controller rolls by itself:\n" + Findings(p.Forecast, o) + "\n")
 	}
+	if len(p.LeftOff) > 0 {
+		b.WriteString("Auto update stays off at the end:\n" + Findings(p.LeftOff, o) + "\n")
+	}
 	if len(p.Accepted) > 0 {
 		fmt.Fprintf(&b, "Not met, accepted by the plan: %s\n", strings.Join(p.Accepted, ", "))
 	}

@@ -142,6 +142,12 @@ func TestPlan(t *testing.T) {
 	require.Equal(t, "Nothing to change.\n", view.Plan(protocol.Plan{}, view.Options{Now: now}))
 }
 
+func TestAPlanShowsWhereAutoUpdateStaysOff(t *testing.T) {
+	text := view.Plan(protocol.Plan{LeftOff: []finding.Finding{{Row: "T14", Object: "GPUPool/tf-training, auto update of hypervisors", Found: "2 of 2 hosts are not of the target"}}}, view.Options{Now: now})
+	require.Contains(t, text, "Auto update stays off at the end:")
+	require.Contains(t, text, "GPUPool/tf-training, auto update of hypervisors")
+}
+
 func TestRuns(t *testing.T) {
 	golden(t, "runs", view.Runs([]view.Row{
 		{ID: "TensorFusionUpgrade.prod.tf", State: "open", Phase: "waitingForApproval", WaitingFor: "rollout.hypervisor.shared.canary", Started: *ago(time.Hour)},

@@ -14,6 +14,9 @@ type Plan struct {
 	Forecast []finding.Finding `json:"forecast,omitempty"`
 	Accepted []string          `json:"accepted,omitempty"` // rows not met, acknowledged by the plan
 	Batches  []PlannedBatch    `json:"batches,omitempty"`
+	// LeftOff is auto update that can't come back because no rollout of the
+	// plan takes the pods that it leaves outdated.
+	LeftOff []finding.Finding `json:"leftOff,omitempty"`
 }
 
 // PlannedChange is one object of the diff.

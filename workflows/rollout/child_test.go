@@ -54,3 +54,24 @@ func TestAsAChildItsStagesAndAnswersGoThroughTheParent(t *testing.T) {
 	require.Equal(t, []string{"plan", "canary", "batch-1"}, names(r.Stages))
 	require.NotContains(t, c.log, "lease taken", "the parent holds the Lease")
 }
+
+// An autoscaler may take the last node away while other pools are rolled.
+func TestAPoolThatHasLostItsNodesIsNothingToDoForAChildAndAParkingAlone(t *testing.T) {
+	h := newHarness(t, newCluster(t, 0))
+	h.RegisterWorkflowWithOptions(parent, workflow.RegisterOptions{Name: upgrade})
+	in := input(plan.Strategy{})
+	in.Scope.Target.UID = "uid-prod"
+	h.ExecuteWorkflow(upgrade, in)
+	require.NoError(t, h.GetWorkflowError())
+	var r Result
+	require.NoError(t, h.GetWorkflowResult(&r))
+	require.Equal(t, protocol.OutcomeNoChange, r.Outcome)
+	require.Equal(t, []string{"pool shared has no GPU nodes any more: nothing is left to roll"}, r.Warnings)
+
+	h = newHarness(t, newCluster(t, 0))
+	h.at(time.Minute, func() {
+		require.Contains(t, h.waits(protocol.WaitParked, "rollout.hypervisor.shared.plan").Found, "the pool has no hosts")
+		h.signal(protocol.Abort, protocol.Answer{})
+	})
+	require.Equal(t, protocol.OutcomeAborted, h.run(input(plan.Strategy{})).Outcome)
+}

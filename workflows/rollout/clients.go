@@ -15,8 +15,9 @@ import (
 // plan names stay and are listed.
 type clients struct {
 	*run
-	stale []tensorfusion.ClientPod
-	left  []tensorfusion.ClientPod
+	stale   []tensorfusion.ClientPod
+	left    []tensorfusion.ClientPod
+	evicted bool // every pod of stale
 }
 
 func (c *clients) state(*State) {}
@@ -64,13 +65,22 @@ func (c *clients) evict(ctx workflow.Context, s *stage.Scope) error {
 	if err := c.attended(ctx, s, tensorfusion.EvictClientsActivity, "evict client pods of pool "+c.in.Pool, c.request(), &out, nothing); err != nil {
 		return err
 	}
-	c.left = out.Left
+	c.left, c.evicted = out.Left, true
 	s.Progress(len(c.stale), len(c.stale), 0)
 	s.Note("%d pods evicted, every owner is available again; %d left alone", out.Evicted, len(c.left))
 	return nil
 }
 
+// leftBySkip is why a pod keeps its injection when a person gave the eviction up.
+const leftBySkip = "the eviction was skipped"
+
 func (c *clients) fill(out *Result) {
+	if out.Outcome == protocol.OutcomeDone && !c.evicted {
+		for _, p := range c.stale { // some may be gone by now
+			p.Left = leftBySkip
+			c.left = append(c.left, p)
+		}
+	}
 	out.LeftClients = c.left
 	for i, p := range c.left {
 		if i == maxWarnings {

@@ -26,6 +26,7 @@ type workload struct {
 	*cluster
 	stale   bool
 	stalled bool
+	missing int // workers of team-a/chat that do not come
 	// chat are those connected to the outdated workload team-a/chat, idle says
 	// that the other one is outdated too.
 	chat []string
@@ -36,7 +37,7 @@ func (w *workload) observeWorkers(context.Context, tensorfusion.WorkersRequest) 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return tensorfusion.WorkersResult{Workloads: []tensorfusion.Workload{
-		{Namespace: "team-a", Name: "chat", Replicas: 2, Ready: 2, Stale: w.stale, Connections: slices.Clone(w.chat)},
+		{Namespace: "team-a", Name: "chat", Replicas: 2, Ready: 2 - w.missing, Stale: w.stale, Connections: slices.Clone(w.chat)},
 		{Namespace: "team-b", Name: "idle", Replicas: 1, Ready: 1, Stale: w.idle},
 	}}, nil
 }
@@ -49,7 +50,7 @@ func (w *workload) rollWorkers(ctx context.Context, r tensorfusion.WorkersReques
 	if w.stalled {
 		return tensorfusion.WorkersResult{}, finding.Finding{Row: "T15", Object: "GPUPool/tf-shared", Expected: "progress", Found: "none for 10m0s"}.Error(finding.Stop)
 	}
-	w.do(func() { w.stale, w.idle = false, false; w.say("rolled") })
+	w.do(func() { w.stale, w.idle, w.missing = false, false, 0; w.say("rolled") })
 	return w.observeWorkers(ctx, r)
 }
 
@@ -159,6 +160,25 @@ func TestWorkersThatStallParkWithTheFlagOffAndGoOnAfterRetry(t *testing.T) {
 	require.Equal(t, protocol.OutcomeDone, h.run(in).Outcome)
 }
 
+// The controller calls its roll complete as soon as every workload has its new
+// template, whether the new workers run or not.
+func TestARetryWaitsForWorkersThatAreNewButNotReady(t *testing.T) {
+	w, h := newWorkload(t)
+	w.stalled = true
+	in := workerInput()
+	in.Strategy.Approvers = 1
+	h.at(time.Hour, func() { h.signal(protocol.Approve, protocol.Answer{By: "ann"}) })
+	h.at(2*time.Hour, func() {
+		h.waits(protocol.WaitParked, roll)
+		w.do(func() { w.stale, w.stalled, w.missing = false, false, 1 })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	r := h.run(in)
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, protocol.Progress{Done: 1, Total: 1}, r.Progress)
+	require.Contains(t, w.log, "rolled", "the retry watched until they were ready")
+}
+
 func TestPauseStopsTheControllersRollAndResumeGoesOn(t *testing.T) {
 	w, h := newWorkload(t)
 	in := workerInput()
@@ -226,4 +246,24 @@ func TestClientsAreEvictedAndTheLeftOnesListed(t *testing.T) {
 	r := h.run(in)
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.Contains(t, r.Warnings, "pod team-a/shell keeps its outdated injection: bare pod: nothing would make it again")
+}
+
+// Who skips the eviction has decided to leave the pods: they are listed like
+// those that the plan leaves, so that the run can end.
+func TestClientsWhoseEvictionIsSkippedAreListedAsLeft(t *testing.T) {
+	observe := func(context.Context, tensorfusion.ClientsRequest) (tensorfusion.ClientsResult, error) {
+		return tensorfusion.ClientsResult{Stale: []tensorfusion.ClientPod{{Namespace: "team-a", Name: "web-1", Owner: "ReplicaSet/team-a/web"}}}, nil
+	}
+	act := func(context.Context, tensorfusion.ClientsRequest) (tensorfusion.ClientsResult, error) {
+		return tensorfusion.ClientsResult{}, finding.Finding{Row: "T16", Object: "Pod/team-a/web-1", Found: "eviction blocked"}.Error(finding.Stop)
+	}
+	h := newHarness(t, newCluster(t, 1), map[string]any{tensorfusion.ClientsActivity: observe, tensorfusion.EvictClientsActivity: act})
+	h.at(time.Hour, func() { h.signal(protocol.Skip, protocol.Answer{}) })
+	in := input(plan.Strategy{})
+	in.Component = Client
+	r := h.run(in)
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Len(t, r.LeftClients, 1)
+	require.Equal(t, "web-1", r.LeftClients[0].Name)
+	require.Contains(t, r.Warnings, "pod team-a/web-1 keeps its outdated injection: the eviction was skipped")
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/gpunode"
 	"github.com/refit-run/refit/workflows/protocol"
-	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
 )
@@ -81,11 +80,15 @@ func (h *hypervisors) roll(ctx workflow.Context) error {
 
 // layOut observes the pool and lays the strategy over it.
 func (h *hypervisors) layOut(ctx workflow.Context, s *stage.Scope) error {
-	seen, err := h.observe(ctx, s)
+	seen, err := h.observe(ctx, s, "observe pool "+h.in.Pool, 0)
 	if err != nil {
 		return err
 	}
-	l, err := plan.Build(h.in.Strategy, PlannerHosts(seen), h.in.FixFirst)
+	if len(seen.Hosts) == 0 && h.in.Parent != nil { // which has seen hosts in it
+		h.Warn("pool " + h.in.Entry + " has no GPU nodes any more: nothing is left to roll")
+		return nil
+	}
+	l, err := plan.Build(h.in.Strategy, PlannerHosts(seen.Hosts), h.in.FixFirst)
 	if err != nil {
 		return stage.Parking(fmt.Sprintf("pool %s can't be rolled as planned: %v", h.in.Entry, err),
 			"the strategy does not fit the hosts that are there",
@@ -152,16 +155,11 @@ func (h *hypervisors) batch(ctx workflow.Context, s *stage.Scope, index int) (er
 
 // look asserts that auto update is still off and observes the pool.
 func (h *hypervisors) look(ctx workflow.Context, s *stage.Scope) (plan.Observation, error) {
-	held, err := release.Hold(ctx, s, "check that auto update is off",
-		tensorfusion.HoldRequest{Scope: h.in.Scope, Assert: true, Limit: holdLimit})
+	seen, err := h.observe(ctx, s, "observe pool "+h.in.Pool+", check that auto update is off", holdLimit)
 	if err != nil {
 		return plan.Observation{}, err
 	}
-	seen, err := h.observe(ctx, s)
-	if err != nil {
-		return plan.Observation{}, err
-	}
-	for _, name := range plan.Unplanned(h.layout, PlannerHosts(seen)) {
+	for _, name := range plan.Unplanned(h.layout, PlannerHosts(seen.Hosts)) {
 		f := finding.Finding{
 			Object: "host " + name, Expected: "a host of the plan or one on target", Found: "joined the pool after the plan was made and is not on target",
 			Next: "start another rollout of the pool: it takes the host",
@@ -171,25 +169,26 @@ func (h *hypervisors) look(ctx workflow.Context, s *stage.Scope) (plan.Observati
 		}
 	}
 	h.looked = workflow.Now(ctx)
-	o := plan.Observation{Hosts: PlannerHosts(seen)}
-	for _, f := range held.Broken {
+	o := plan.Observation{Hosts: PlannerHosts(seen.Hosts)}
+	for _, f := range seen.Broken {
 		h.drift = append(h.drift, f)
 		o.Alarms = append(o.Alarms, f.String())
 	}
 	return o, nil
 }
 
-func (h *hypervisors) observe(ctx workflow.Context, s *stage.Scope) ([]tensorfusion.Host, error) {
+func (h *hypervisors) observe(ctx workflow.Context, s *stage.Scope, summary string, assert time.Duration) (tensorfusion.PoolObservation, error) {
 	var seen tensorfusion.PoolObservation
-	if err := h.do(ctx, s, tensorfusion.ObservePoolActivity, "observe pool "+h.in.Pool, holdLimit,
-		tensorfusion.ObservePoolRequest{Scope: h.in.Scope, Pool: h.in.Pool, Goal: h.in.Goal, LabelKeys: h.in.Strategy.Labels()}, &seen); err != nil {
-		return nil, err
+	if err := h.do(ctx, s, tensorfusion.ObservePoolActivity, summary, holdLimit, tensorfusion.ObservePoolRequest{
+		Scope: h.in.Scope, Pool: h.in.Pool, Goal: h.in.Goal, LabelKeys: h.in.Strategy.Labels(), Assert: assert,
+	}, &seen); err != nil {
+		return seen, err
 	}
 	h.seen = make(map[string]tensorfusion.Host, len(seen.Hosts))
 	for _, host := range seen.Hosts {
 		h.seen[host.Name] = host
 	}
-	return seen.Hosts, nil
+	return seen, nil
 }
 
 // staleAfter is how old the last look may be when a wave begins. A pause or a

@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.temporal.io/sdk/workflow"
@@ -120,7 +121,7 @@ func (w *workers) act(ctx workflow.Context, s *stage.Scope) error {
 	if err := w.agree(ctx, s); err != nil {
 		return err
 	}
-	if len(stale(w.before)) == 0 {
+	if len(stale(w.before)) == 0 && complete(w.before) {
 		s.Note("no workload has outdated workers any more")
 		return nil
 	}
@@ -130,7 +131,7 @@ func (w *workers) act(ctx workflow.Context, s *stage.Scope) error {
 	}
 	w.after = out.Workloads
 	left := stale(w.after)
-	total := len(stale(w.before))
+	total := len(w.agreed) // what an earlier attempt rolled is no longer outdated
 	s.Progress(max(0, total-len(left)), total, len(left))
 	if len(left) == 0 {
 		s.Note("%d workloads rolled, every worker is Ready", total)
@@ -176,6 +177,12 @@ func stale(all []tensorfusion.Workload) []tensorfusion.Workload {
 		}
 	}
 	return out
+}
+
+// complete reports that every workload has its workers: those that a roll has
+// made may still be on their way, or never come.
+func complete(all []tensorfusion.Workload) bool {
+	return !slices.ContainsFunc(all, func(w tensorfusion.Workload) bool { return w.Ready < w.Replicas })
 }
 
 func (w *workers) fill(out *Result) {

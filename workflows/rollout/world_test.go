@@ -105,10 +105,17 @@ func (c *cluster) hold(_ context.Context, r tensorfusion.HoldRequest) (tensorfus
 	return out, nil
 }
 
-func (c *cluster) observe(context.Context, tensorfusion.ObservePoolRequest) (tensorfusion.PoolObservation, error) {
+func (c *cluster) observe(ctx context.Context, r tensorfusion.ObservePoolRequest) (tensorfusion.PoolObservation, error) {
+	out := tensorfusion.PoolObservation{Pool: "tf-shared"}
+	if r.Assert > 0 {
+		held, err := c.hold(ctx, tensorfusion.HoldRequest{Assert: true})
+		if err != nil {
+			return out, err
+		}
+		out.Broken = held.Broken
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := tensorfusion.PoolObservation{Pool: "tf-shared"}
 	for _, name := range c.names {
 		p := c.pods[name]
 		out.Hosts = append(out.Hosts, tensorfusion.Host{Name: name, UID: p.uid,

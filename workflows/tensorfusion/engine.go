@@ -53,6 +53,8 @@ type engine struct {
 	locked  error
 
 	pre      tensorfusion.PreflightResult
+	pools    []tensorfusion.Pool // as last seen
+	targets  []target            // the plan's rollouts over those
 	diff     tensorfusion.DiffResult
 	plan     protocol.Plan
 	before   []tensorfusion.PoolPolicy // policy as found, restored at the end
@@ -71,7 +73,9 @@ type engine struct {
 	rolled                          tensorfusion.Rolled // pools that rollouts went through
 	canary                          map[string]string
 	after                           tensorfusion.Versions
+	skipped                         []off // what rollouts left outdated, as a person or the plan decided
 	restored                        bool
+	off                             []off // what the policy as restored leaves off
 	child                           *protocol.Receipt
 	coming                          func() // announces the stages that are known by now
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -30,6 +31,7 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 	if e.plan.Digest != "" {
 		r.Plan = &e.plan
 	}
+	r.LeftBehind = append(r.LeftBehind, e.left...)
 	if r.Outcome == protocol.OutcomeAborted {
 		r.LeftBehind = append(r.LeftBehind, e.leftBehind()...)
 	}
@@ -40,8 +42,14 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 			}
 		}
 	}
-	if r.Outcome == protocol.OutcomeDone && e.policy != tensorfusion.PolicyKeepOff {
+	done := r.Outcome == protocol.OutcomeDone || r.Outcome == protocol.OutcomeNoChange // which a rollback holds before, too
+	if done && e.policy != tensorfusion.PolicyKeepOff {
 		r.LeftBehind = append(r.LeftBehind, e.heldPools()...)
+	}
+	if names := e.rolled.LeftHosts; r.Outcome == protocol.OutcomeDone && len(names) > 0 {
+		shown := names[:min(len(names), shownHosts)]
+		r.LeftBehind = append(r.LeftBehind, fmt.Sprintf("their batch was skipped, they keep the hypervisor they had: %s (%d of %d shown)",
+			strings.Join(shown, ", "), len(shown), len(names)))
 	}
 	if r.Outcome == protocol.OutcomeDone && e.kind == protocol.TensorFusionRollback {
 		r.LeftBehind = append(r.LeftBehind, notUndone...)
@@ -51,7 +59,7 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 
 // leftBehind lists what a run that did not reach its end leaves in the cluster.
 func (e *engine) leftBehind() []string {
-	left := append(slices.Clone(e.left), e.heldPools()...)
+	left := e.heldPools()
 	if e.upgraded.Revision != 0 {
 		left = append(left, fmt.Sprintf("release %s stands at revision %d (%s)", e.release.Name, e.upgraded.Revision, e.upgraded.Chart))
 	}
@@ -61,12 +69,18 @@ func (e *engine) leftBehind() []string {
 	return left
 }
 
-// heldPools lists the pools whose auto update this run leaves off.
+// heldPools lists where this run leaves auto update off.
 func (e *engine) heldPools() []string {
-	if !e.held || e.restored {
+	var left []string
+	if e.restored {
+		for _, o := range e.off {
+			left = append(left, o.String())
+		}
+		return left
+	}
+	if !e.held {
 		return nil
 	}
-	var left []string
 	for _, p := range e.before {
 		left = append(left, fmt.Sprintf("pool %s: auto update stays off (it was hypervisor=%t, worker=%t, client=%t)",
 			p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient))

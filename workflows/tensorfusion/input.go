@@ -46,7 +46,8 @@ type UpgradeInput struct {
 	// proven: restore (default), seal or keepOff.
 	Policy     string     `json:"policy,omitempty" jsonschema:"enum=restore,enum=seal,enum=keepOff"`
 	Validation Validation `json:"validation,omitzero"`
-	// Acknowledge names the operator rows the plan accepts (T04, T05, P08 ...).
+	// Acknowledge names the operator rows the plan accepts (T04, T05, P08 ...);
+	// "policy" accepts that auto update stays off for what no rollout takes.
 	Acknowledge []string `json:"acknowledge,omitempty"`
 	// AcceptFloating lists images whose floating tag is accepted (P08).
 	AcceptFloating []string        `json:"acceptFloating,omitempty"`
@@ -137,6 +138,9 @@ type Answered struct {
 	Revision int                 `json:"revision"`
 	Pools    []tensorfusion.Pool `json:"pools"`
 	Youngest time.Time           `json:"youngest,omitzero"`
+	// Rollouts are those of the upgrade's hypervisors that name their pools;
+	// every other pool is rolled by the rollback's own strategy.
+	Rollouts []Rollout `json:"rollouts,omitempty"`
 }
 
 // WithDefaults fills what the plan left out.

@@ -93,12 +93,11 @@ func TestNoComponentOfAPoolIsRolledTwice(t *testing.T) {
 // What only the cluster shows parks, because a run has stages of one name once.
 func TestTwoPoolsOfOneEntryPark(t *testing.T) {
 	e := &engine{settings: settings{rollouts: []Rollout{{Component: Hypervisor}}}}
-	e.pre.Pools = []tensorfusion.Pool{{Name: "a-shared", Entry: "shared", Nodes: 1}, {Name: "b-shared", Entry: "shared"}}
-	ts, err := e.targets()
-	require.NoError(t, err, "a pool without nodes is not rolled")
-	require.Len(t, ts, 1)
-	e.pre.Pools[1].Nodes = 1
-	_, err = e.targets()
+	pools := []tensorfusion.Pool{{Name: "a-shared", Entry: "shared", Nodes: 1}, {Name: "b-shared", Entry: "shared"}}
+	require.NoError(t, e.aim(pools), "a pool without nodes is not rolled")
+	require.Len(t, e.targets, 1)
+	pools[1].Nodes = 1
+	err := e.aim(pools)
 	w := stage.Explain(err)
 	require.Equal(t, []string{protocol.Retry, protocol.Abort}, w.Answers, "it must park with answers, not fail: %v", err)
 	require.Contains(t, w.Found, `entry "shared" stands for GPUPool a-shared and GPUPool b-shared`)

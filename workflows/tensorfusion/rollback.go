@@ -23,18 +23,7 @@ func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) 
 	if ps := in.Validate(); len(ps) > 0 {
 		return protocol.Receipt{}, release.BadInput("plan", ps)
 	}
-	s := settings{
-		kind: protocol.TensorFusionRollback, cluster: in.Cluster, release: in.Release,
-		intent: tensorfusion.Intent{Chart: tensorfusion.Chart{Revision: in.Revision}},
-		policy: in.Policy, validation: in.Validation, acknowledge: in.Acknowledge, floating: in.AcceptFloating,
-		windows: in.Windows, maxDuration: in.MaxDuration.D(), limits: in.Limits,
-		rollouts: []Rollout{{Component: Hypervisor, Strategy: in.Strategy}},
-		fixFirst: true, planOnly: in.PlanOnly,
-	}
-	if in.Of != nil {
-		s.parent, s.undo = &in.Of.Parent, in.Of
-	}
-	e, err := open(ctx, s)
+	e, err := open(ctx, rollbackOf(in))
 	if err != nil {
 		return protocol.Receipt{}, err
 	}
@@ -46,13 +35,29 @@ func Rollback(ctx workflow.Context, in RollbackInput) (protocol.Receipt, error) 
 		err = e.run.Execute(ctx, planning[1:]...)
 	}
 	if err == nil && e.locked == nil && !e.planOnly {
-		returning := e.returning()
 		if e.pre.NoChange { // but this run has held, so the policy comes back
-			returning = slices.DeleteFunc(returning, func(s stage.Stage) bool { return s.Name != policyStage })
+			err = e.run.Execute(ctx, slices.DeleteFunc(e.finishing(), func(s stage.Stage) bool { return s.Name != policyStage })...)
+		} else {
+			err = e.change(e.returning())
 		}
-		err = e.run.Execute(ctx, returning...)
 	}
 	return e.finish(err)
+}
+
+func rollbackOf(in RollbackInput) settings {
+	s := settings{
+		kind: protocol.TensorFusionRollback, cluster: in.Cluster, release: in.Release,
+		intent: tensorfusion.Intent{Chart: tensorfusion.Chart{Revision: in.Revision}},
+		policy: in.Policy, validation: in.Validation, acknowledge: in.Acknowledge, floating: in.AcceptFloating,
+		windows: in.Windows, maxDuration: in.MaxDuration.D(), limits: in.Limits,
+		rollouts: []Rollout{{Component: Hypervisor, Strategy: in.Strategy}},
+		fixFirst: true, planOnly: in.PlanOnly,
+	}
+	if in.Of != nil {
+		s.parent, s.undo = &in.Of.Parent, in.Of
+		s.rollouts = slices.Concat(in.Of.Rollouts, s.rollouts)
+	}
+	return s
 }
 
 // beforeReturning are the stages up to the plan. It is held before the checks:
@@ -85,8 +90,8 @@ func (e *engine) inspect(ctx workflow.Context, s *stage.Scope) error {
 	return nil
 }
 
-// returning are the stages after the plan: the gate with the diff, then as an
-// upgrade without CRDs, which stay (T22).
+// returning are the stages from the plan to the controller: the gate with the
+// diff, then as an upgrade without CRDs, which stay (T22).
 func (e *engine) returning() []stage.Stage {
 	changing := e.changing()
 	if e.pre.NeedsNudge {
@@ -96,10 +101,14 @@ func (e *engine) returning() []stage.Stage {
 	} else {
 		changing = changing[1:]
 	}
+	found := fmt.Sprintf("%d objects change, %d batches, to revision %d (controller %s, hypervisor %s)",
+		len(e.plan.Changes), len(e.plan.Batches), e.intent.Chart.Revision, e.pre.Target.Controller, tagOf(e.pre.Target.Hypervisor))
+	if len(e.plan.LeftOff) > 0 {
+		found += "; stays off: " + forecast(e.plan.LeftOff)
+	}
 	changing[0].Gate = &stage.Gate{
-		Name: "plan",
-		Found: fmt.Sprintf("%d objects change, %d batches, to revision %d (controller %s, hypervisor %s)",
-			len(e.plan.Changes), len(e.plan.Batches), e.intent.Chart.Revision, e.pre.Target.Controller, tagOf(e.pre.Target.Hypervisor)),
+		Name:  "plan",
+		Found: found,
 		Why:   "T21: a rollback replaces the controller and re-rolls every node that is not on the old version.",
 		Helps: "Read the diff in the plan; approve to go back, reject to stop here. CRDs stay as they are, credentials stay today's.",
 	}

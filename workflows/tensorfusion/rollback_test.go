@@ -56,6 +56,16 @@ func TestRollbackWithNothingToChangeBringsThePolicyBack(t *testing.T) {
 	require.NotContains(t, i.log, "UpgradeRelease")
 }
 
+func TestARollbackThatFoundNothingToChangeSaysThatAutoUpdateStaysOff(t *testing.T) {
+	i := newInstallation(t)
+	i.noChange, i.policyRefused = true, true
+	h := newHarness(t, i)
+	h.at(time.Minute, func() { h.answer(protocol.Skip) })
+	r := h.rollback(rollbackInput())
+	require.Equal(t, protocol.OutcomeNoChange, r.Outcome)
+	require.Contains(t, strings.Join(r.LeftBehind, "\n"), "pool tf-shared: auto update stays off")
+}
+
 // rejected takes an upgrade to the gate before helm, rejects it and answers
 // rollback.
 func rejected(h *harness) {

@@ -4,23 +4,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	enums "go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/workflow"
 
-	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
-	"github.com/refit-run/refit/workflows/rollout/plan"
 	"github.com/refit-run/refit/workflows/stage"
 	"github.com/refit-run/refit/workflows/window"
 )
-
-// shownHosts is how many hosts of a batch a plan names.
-const shownHosts = 20
 
 // target is one rollout of one component over one pool.
 type target struct {
@@ -31,36 +25,79 @@ type target struct {
 // name is the prefix of the child's stages: rollout.hypervisor.shared.
 func (t target) name() string { return "rollout." + t.Component + "." + t.pool.Entry }
 
-// targets resolves the plan's rollouts to the pools that have GPU nodes (a
-// pool without nodes performs no rollout, T17), in the plan's order.
-func (e *engine) targets() ([]target, error) {
+// aim resolves the plan's rollouts to those of the pools that have GPU nodes (a
+// pool without nodes performs no rollout, T17), in the plan's order. It is done
+// with what the preflight sees and, because a gate or a window may have taken
+// days, once more when the new controller leads: a node that joins later is made
+// of the new template.
+func (e *engine) aim(pools []tensorfusion.Pool) error {
 	var ts []target
 	for _, r := range e.rollouts {
 		for _, name := range r.Pools {
-			if !slices.ContainsFunc(e.pre.Pools, func(p tensorfusion.Pool) bool { return p.Entry == name }) {
-				return nil, stage.Parking(
+			if e.undo == nil && !slices.ContainsFunc(pools, func(p tensorfusion.Pool) bool { return p.Entry == name }) {
+				return stage.Parking(
 					fmt.Sprintf("the plan rolls pool %q, which spec.gpuPools does not hold", name),
 					"The nodes it means would stay on the old version.",
-					"Abort, correct rollouts[].pools (known: "+entries(e.pre.Pools)+") and start again.",
+					"Bring the entry back and answer retry; or abort, correct rollouts[].pools (known: "+entries(pools)+") and start again.",
 					[]string{protocol.Retry, protocol.Abort})
 			}
 		}
-		for _, p := range e.pre.Pools {
-			if p.Nodes == 0 || len(r.Pools) > 0 && !slices.Contains(r.Pools, p.Entry) {
+		for _, p := range pools {
+			if p.Nodes == 0 || !e.means(r, p.Entry) {
 				continue
 			}
 			t := target{r, p}
 			if i := slices.IndexFunc(ts, func(o target) bool { return o.name() == t.name() }); i >= 0 {
-				return nil, stage.Parking(
+				return stage.Parking(
 					fmt.Sprintf("%s would be rolled twice: entry %q stands for GPUPool %s and GPUPool %s", t.name(), p.Entry, ts[i].pool.Name, p.Name),
 					"Stages and runs are named by the entry: two of one name can't be told apart.",
-					"Abort, give the two pools different names in spec.gpuPools and start again.",
+					"Give the two pools different names in spec.gpuPools, then answer retry.",
 					[]string{protocol.Retry, protocol.Abort})
 			}
 			ts = append(ts, t)
 		}
 	}
-	return ts, nil
+	e.pools, e.targets = pools, ts
+	return nil
+}
+
+// aimAgain takes the pools as the new controller shows them, and says what has
+// changed since the plan.
+func (e *engine) aimAgain(pools []tensorfusion.Pool) error {
+	planned := e.targets
+	if err := e.aim(pools); err != nil {
+		return err
+	}
+	without := func(ts, others []target) []target {
+		return slices.DeleteFunc(slices.Clone(ts), func(t target) bool {
+			return slices.ContainsFunc(others, func(o target) bool { return o.name() == t.name() })
+		})
+	}
+	for _, t := range without(e.targets, planned) {
+		e.run.Warn(fmt.Sprintf("pool %s has %d GPU nodes and had none at the plan: %s follows, too", t.pool.Entry, t.pool.Nodes, t.name()))
+	}
+	for _, t := range without(planned, e.targets) {
+		e.run.Warn(fmt.Sprintf("pool %s has no GPU nodes any more: nothing is left of %s", t.pool.Entry, t.name()))
+	}
+	e.coming()
+	return nil
+}
+
+// means reports whether a rollout is for the pool: for those that it names, or,
+// when it names none, for every pool that no other rollout of its component
+// names.
+func (e *engine) means(r Rollout, entry string) bool {
+	if len(r.Pools) > 0 {
+		return slices.Contains(r.Pools, entry)
+	}
+	return !slices.ContainsFunc(e.rollouts, func(o Rollout) bool {
+		return o.Component == r.Component && slices.Contains(o.Pools, entry)
+	})
+}
+
+// rolls reports whether a rollout of the component takes the GPUPool.
+func (e *engine) rolls(component, pool string) bool {
+	return slices.ContainsFunc(e.targets, func(t target) bool { return t.Component == component && t.pool.Name == pool })
 }
 
 func entries(pools []tensorfusion.Pool) string {
@@ -71,79 +108,10 @@ func entries(pools []tensorfusion.Pool) string {
 	return strings.Join(names, ", ")
 }
 
-// layout shows the batches of every rollout, from the hosts as they are now.
-func (e *engine) layout(ctx workflow.Context, s *stage.Scope) ([]protocol.PlannedBatch, error) {
-	ts, err := e.targets()
-	if err != nil {
-		return nil, err
-	}
-	goal := e.goal
-	if e.templatesChange() { // no pod that is there now is of the new template
-		goal.Since = workflow.Now(ctx)
-	}
-	if e.keepsHosts() { // but of the one that comes back
-		goal.Kept = e.undo.Youngest
-	}
-	var out []protocol.PlannedBatch
-	for _, t := range ts {
-		if t.Component != Hypervisor {
-			out = append(out, protocol.PlannedBatch{Stage: t.name(), Total: 0})
-			continue
-		}
-		var seen tensorfusion.PoolObservation
-		if err := e.do(ctx, s, tensorfusion.ObservePoolActivity, "hosts of pool "+t.pool.Name, 2*time.Minute, tensorfusion.ObservePoolRequest{
-			Scope: e.scope, Pool: t.pool.Name, Goal: goal, LabelKeys: t.Strategy.Labels(),
-		}, &seen); err != nil {
-			return nil, err
-		}
-		l, err := plan.Build(t.Strategy.WithDefaults(), rollout.PlannerHosts(seen.Hosts), e.fixFirst)
-		if err != nil {
-			return nil, stage.Parking(fmt.Sprintf("pool %s can't be rolled as planned: %v", t.pool.Entry, err),
-				"The strategy does not fit the hosts that are there.",
-				"Abort, correct rollouts[].strategy and start again.", []string{protocol.Retry, protocol.Abort})
-		}
-		for _, b := range l.Batches {
-			out = append(out, protocol.PlannedBatch{
-				Stage: t.name() + "." + b.Name, Total: len(b.Hosts), Hosts: b.Hosts[:min(len(b.Hosts), shownHosts)],
-			})
-		}
-	}
-	return out, nil
-}
-
-// templatesChange: the release changes what hypervisor pods are made of, beyond
-// what a Goal names.
-func (e *engine) templatesChange() bool {
-	return slices.ContainsFunc(e.diff.Changes, func(c tensorfusion.ObjectChange) bool {
-		return strings.HasPrefix(c.Object, "TensorFusionCluster/") || strings.HasPrefix(c.Object, "ProviderConfig/")
-	})
-}
-
-// withNodes leaves out the pools without GPU nodes: they have no pod, and the
-// controller never calls them settled (T17).
-func withNodes(pools []tensorfusion.Pool) []tensorfusion.Pool {
-	return slices.DeleteFunc(slices.Clone(pools), func(p tensorfusion.Pool) bool { return p.Nodes == 0 })
-}
-
-// sameTemplates: every pod was of its pool's template before the change, and the
-// controller that now leads makes them in the same way.
-func sameTemplates(before, now []tensorfusion.Pool) bool {
-	before = withNodes(before)
-	return len(before) > 0 && !slices.ContainsFunc(before, func(p tensorfusion.Pool) bool {
-		return !p.Settled || !slices.ContainsFunc(now, func(n tensorfusion.Pool) bool {
-			return n.Name == p.Name && n.Hash == p.Hash
-		})
-	})
-}
-
 // rolloutStages is one stage per rollout and pool; the child adds its batches.
 func (e *engine) rolloutStages() []stage.Stage {
-	ts, err := e.targets()
-	if err != nil {
-		return nil // showPlan has parked on it before any stage of this list ran
-	}
-	stages := make([]stage.Stage, len(ts))
-	for i, t := range ts {
+	stages := make([]stage.Stage, len(e.targets))
+	for i, t := range e.targets {
 		stages[i] = stage.Stage{
 			Name: t.name(), Purpose: purpose(t), Mutates: true,
 			Do: func(ctx workflow.Context, s *stage.Scope) error { return e.roll(ctx, s, t) },
@@ -187,7 +155,9 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 	if result.Outcome != "" { // an aborted rollout has hosts behind it too
 		e.take(t, result)
 	}
-	e.left = append(e.left, result.LeftBehind...)
+	for _, l := range result.LeftBehind {
+		e.left = union(e.left, l)
+	}
 	for _, w := range result.Warnings {
 		e.run.Warn(w)
 	}
@@ -224,18 +194,37 @@ func (e *engine) take(t target, r rollout.Result) {
 		for _, p := range r.LeftClients {
 			e.rolled.Left = union(e.rolled.Left, p.Namespace+"/"+p.Name)
 		}
+		e.leave(t, counted("application pods with an outdated injection", len(r.LeftClients)))
 		return
 	}
+	if len(r.Hosts) == 0 {
+		return // the pool has lost its nodes
+	}
+	e.record(r.Hosts)
+	delete(e.canary, t.pool.Name) // it may have broken since an earlier run of the rollout
+	left := 0
 	for _, h := range r.Hosts {
-		e.record(h)
 		if h.Outcome != rollout.OutcomeLeft && h.Outcome != rollout.OutcomeGone {
 			e.touched = append(e.touched, h.Name)
+		}
+		if h.Outcome == rollout.OutcomeLeft {
+			e.rolled.LeftHosts = append(e.rolled.LeftHosts, h.Name)
+			left++
 		}
 		if proven := h.Outcome == tensorfusion.OutcomeReplaced || h.Outcome == tensorfusion.OutcomeAlready; proven && e.canary[t.pool.Name] == "" {
 			e.canary[t.pool.Name] = h.Name
 		}
 	}
 	e.rolled.Hypervisors = union(e.rolled.Hypervisors, t.pool.Name)
+	e.leave(t, counted("hosts left as they are", left))
+}
+
+// counted is empty for none.
+func counted(what string, n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: %d", what, n)
 }
 
 func union(names []string, name string) []string {
@@ -245,16 +234,28 @@ func union(names []string, name string) []string {
 	return append(names, name)
 }
 
-// record keeps one row per host. A rollout that ran again finds on target what
-// its first run replaced.
-func (e *engine) record(h rollout.HostRow) {
-	i := slices.IndexFunc(e.rows, func(r rollout.HostRow) bool { return r.Name == h.Name })
-	switch {
-	case i < 0:
-		e.rows = append(e.rows, h)
-	case h.Outcome != tensorfusion.OutcomeAlready:
-		e.rows[i] = h
+// record keeps one row per host, and forgets what an earlier run of the rollout
+// left. A rollout that ran again finds on target what its first run replaced.
+func (e *engine) record(rows []rollout.HostRow) {
+	at := make(map[string]int, len(e.rows)+len(rows)) // thousands
+	for i, r := range e.rows {
+		at[r.Name] = i
 	}
+	for _, h := range rows {
+		i, known := at[h.Name]
+		switch {
+		case !known:
+			at[h.Name] = len(e.rows)
+			e.rows = append(e.rows, h)
+		case h.Outcome != tensorfusion.OutcomeAlready:
+			e.rows[i] = h
+		}
+	}
+	again := make(map[string]bool, len(rows))
+	for _, h := range rows {
+		again[h.Name] = true
+	}
+	e.rolled.LeftHosts = slices.DeleteFunc(e.rolled.LeftHosts, func(name string) bool { return again[name] })
 }
 
 func summary(t target, r rollout.Result) string {
@@ -278,20 +279,6 @@ func summary(t target, r rollout.Result) string {
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-// forecast is the one-line form of what the controller will do by itself.
-func forecast(fs []finding.Finding) string {
-	parts := make([]string, len(fs))
-	for i, f := range fs {
-		parts[i] = f.Object + " (" + f.Found + ")"
-	}
-	return strings.Join(parts, ", ")
-}
-
-// forecastsWorkers: the controller is going to replace workers by itself.
-func forecastsWorkers(fs []finding.Finding) bool {
-	return slices.ContainsFunc(fs, func(f finding.Finding) bool { return strings.HasPrefix(f.Object, "TensorFusionWorkload/") })
 }
 
 // tagOf shows an image by its tag or digest.

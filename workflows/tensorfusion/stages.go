@@ -34,6 +34,9 @@ func (e *engine) preflight(ctx workflow.Context, s *stage.Scope) error {
 	if err := blocked("not every requirement is met", "An upgrade from this state could fail half way.", e.pre.Checks); err != nil {
 		return err
 	}
+	if err := e.aim(e.pre.Pools); err != nil {
+		return err
+	}
 	e.intent = e.pre.Intent
 	e.snapshot = e.pre.Snapshot
 	e.goal = e.pre.Goal
@@ -109,58 +112,10 @@ func met(checks []tensorfusion.Check) (n int) {
 	return n
 }
 
-// showPlan renders the diff, forecasts what the new controller rolls by itself
-// (P11) and fixes the plan's digest.
-func (e *engine) showPlan(ctx workflow.Context, s *stage.Scope) error {
-	if e.locked != nil {
-		return nil
-	}
-	if err := e.do(ctx, s, tensorfusion.DiffActivity, "diff of "+e.release.Name, 5*time.Minute,
-		tensorfusion.DiffRequest{Scope: e.scope, Intent: e.intent, AcceptedFloating: e.floating, Acknowledged: e.acknowledge}, &e.diff); err != nil {
-		return err
-	}
-	if err := blocked("the upgrade would change what must not change", "Helm would carry it out without asking.", e.diff.Checks); err != nil {
-		return err
-	}
-	if e.diff.Artifact.URL != "" {
-		e.run.Artifact(e.diff.Artifact)
-	}
-	p := protocol.Plan{
-		From: versions(e.pre.Source), To: versions(e.pre.Target),
-		Diff: e.diff.Text, Forecast: e.diff.Forecast,
-	}
-	for _, c := range e.diff.Changes {
-		p.Changes = append(p.Changes, protocol.PlannedChange(c))
-	}
-	for _, c := range append(e.pre.Checks, e.diff.Checks...) {
-		if c.Acknowledged {
-			p.Accepted = append(p.Accepted, c.Row)
-		}
-	}
-	batches, err := e.layout(ctx, s)
-	if err != nil {
-		return err
-	}
-	p.Batches = batches
-	if p.Digest, err = digestOf(struct {
-		Intent any
-		Plan   any
-	}{e.intent, p}); err != nil {
-		return err
-	}
-	e.plan = p
-	s.Note("%d objects change, %d batches; plan %s", len(p.Changes), len(p.Batches), p.Digest[:12])
-	return nil
-}
-
-func versions(v tensorfusion.Versions) map[string]string {
-	return map[string]string{"chart": v.Chart, "controller": v.Controller, "hypervisor": v.Hypervisor}
-}
-
 // policyStage also ends a rollback that finds nothing to change.
 const policyStage = "policy"
 
-// changing are the stages that change the cluster, in the guide's order.
+// changing are the stages up to the new controller, in the guide's order.
 func (e *engine) changing() []stage.Stage {
 	stages := []stage.Stage{
 		{Name: "hold", Purpose: "switch auto update off under the old controller, so that nothing rolls by itself",
@@ -182,9 +137,13 @@ func (e *engine) changing() []stage.Stage {
 			Helps: "Approve when the named workloads may be interrupted now; reject to stop before the Helm step.",
 		}
 	}
-	stages = append(stages, helm)
-	stages = append(stages, e.rolloutStages()...)
-	return append(stages,
+	return append(stages, helm)
+}
+
+// finishing are the stages under the new controller: the rollouts of the pools
+// that it shows, and what follows them.
+func (e *engine) finishing() []stage.Stage {
+	return append(e.rolloutStages(),
 		stage.Stage{Name: policyStage, Purpose: "set the auto-update policy as the plan says, now that every pod is proven",
 			Mutates: true, Skippable: true, Estimate: time.Minute, Do: e.setPolicy},
 		stage.Stage{Name: "verify", Purpose: "prove phases, hypervisors, inventory and a real CUDA call per pool",
@@ -322,16 +281,19 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	if err != nil {
 		return err
 	}
-	var c tensorfusion.ControllerResult
-	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
-		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, Limit: e.limits.Controller.D(), Return: returning,
-	}, &c); err != nil {
+	c, err := e.awaitController(ctx, s, returning)
+	if err == nil && e.mayHaveToLook(c.Pools) {
+		if err = s.Sleep(ctx, lookTime, "the new controller looks at every pool"); err == nil {
+			c, err = e.awaitController(ctx, s, returning)
+		}
+	}
+	if err != nil {
 		return err
 	}
-	if err := blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks); err != nil {
+	e.led, e.snapshot.Objects = true, nil
+	if err := e.aimAgain(c.Pools); err != nil {
 		return err
 	}
-	e.led = true
 	switch {
 	case !e.templatesChange() && sameTemplates(e.pre.Pools, c.Pools):
 		e.goal.Since = time.Time{} // a pod of a template that did not change is proven whatever its age
@@ -345,6 +307,29 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	return e.drift(ctx, s, "helm")
+}
+
+func (e *engine) awaitController(ctx workflow.Context, s *stage.Scope, returning []tensorfusion.Pool) (tensorfusion.ControllerResult, error) {
+	var c tensorfusion.ControllerResult
+	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
+		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, FromRevision: e.pre.Source.Revision, Limit: e.limits.Controller.D(), Return: returning,
+	}, &c); err != nil {
+		return c, err
+	}
+	e.snapshot.Objects = c.Objects // who answers retry has been told what changed
+	return c, blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks)
+}
+
+// lookTime is how long a new leader takes to look at every pool; until then they
+// show what the controller before it stored.
+const lookTime = 10 * time.Second
+
+// mayHaveToLook: believed too early, what the pools show would leave everything
+// as it is. That is so of workers and clients, and where another version than
+// before leads and every host would be proven whatever its age.
+func (e *engine) mayHaveToLook(now []tensorfusion.Pool) bool {
+	return slices.ContainsFunc(e.targets, func(t target) bool { return t.Component != Hypervisor }) ||
+		e.pre.Source.Controller != e.pre.Target.Controller && !e.templatesChange() && sameTemplates(e.pre.Pools, now)
 }
 
 // undoNudge takes back what the undone upgrade's hold changed in the hypervisor
@@ -363,32 +348,5 @@ func (e *engine) undoNudge(ctx workflow.Context, s *stage.Scope) ([]tensorfusion
 // keepsHosts: the revision that comes back is the one the undone upgrade left,
 // and then every pod was of its pool's template.
 func (e *engine) keepsHosts() bool {
-	return e.undo != nil && e.undo.Revision == e.intent.Chart.Revision &&
-		!slices.ContainsFunc(withNodes(e.undo.Pools), func(p tensorfusion.Pool) bool { return !p.Settled })
-}
-
-func (e *engine) setPolicy(ctx workflow.Context, s *stage.Scope) error {
-	var r tensorfusion.PolicyResult
-	if err := e.do(ctx, s, tensorfusion.PolicyActivity, "policy "+e.policy, 5*time.Minute, tensorfusion.PolicyRequest{
-		Scope: e.scope, Mode: e.policy, Before: e.before, Goal: e.goal, Limit: 5 * time.Minute,
-	}, &r); err != nil {
-		return err
-	}
-	e.restored, e.outage = e.policy != tensorfusion.PolicyKeepOff, false
-	for _, p := range r.After {
-		s.Note("%s: pool %s autoUpdateHypervisor=%t autoUpdateWorker=%t autoUpdateClient=%t",
-			e.policy, p.Pool, p.AutoHypervisor, p.AutoWorker, p.AutoClient)
-	}
-	err := e.drift(ctx, s, "policy")
-	if err == nil {
-		return nil
-	}
-	// Parked with the flags on, the controller would go on by itself.
-	e.restored = false
-	if _, herr := release.Hold(ctx, s, "switch auto update off again", tensorfusion.HoldRequest{
-		Scope: e.scope, Limit: e.limits.Hold.D(), Assert: true,
-	}); herr != nil {
-		return herr
-	}
-	return err
+	return e.undo != nil && e.undo.Revision == e.intent.Chart.Revision && allSettled(e.undo.Pools)
 }

@@ -50,9 +50,18 @@ func (e *engine) walk() (protocol.Receipt, error) {
 		err = e.run.Execute(ctx, planning[1:]...)
 	}
 	if err == nil && e.locked == nil && !e.planOnly && !e.pre.NoChange {
-		err = e.run.Execute(ctx, e.changing()...)
+		err = e.change(e.changing())
 	}
 	return e.finish(err)
+}
+
+// change runs the stages up to the new controller, then those that follow from
+// what it shows.
+func (e *engine) change(first []stage.Stage) error {
+	if err := e.run.Execute(e.run.Context(), first...); err != nil {
+		return err
+	}
+	return e.run.Execute(e.run.Context(), e.finishing()...)
 }
 
 // announce shows what comes: the rollouts of a plan that names no pools are
@@ -63,7 +72,7 @@ func (e *engine) announce(planning []stage.Stage, changing func() []stage.Stage)
 			e.run.Announce(planning...)
 			return
 		}
-		e.run.Announce(slices.Concat(planning, changing())...)
+		e.run.Announce(slices.Concat(planning, changing(), e.finishing())...)
 	}
 	e.coming()
 }
@@ -95,10 +104,13 @@ func (e *engine) answerRollback(ctx workflow.Context, in UpgradeInput) error {
 				Revision: e.pre.Source.Revision, Pools: e.pre.Pools, Youngest: e.pre.Snapshot.Youngest,
 			},
 		}
-		for _, r := range in.Rollouts {
-			if r.Component == Hypervisor {
+		for _, r := range in.Rollouts { // what holds of one pool, such as its canary's name, need not hold of another
+			switch {
+			case r.Component != Hypervisor:
+			case len(r.Pools) == 0:
 				back.Strategy = r.Strategy
-				break
+			default:
+				back.Of.Rollouts = append(back.Of.Rollouts, Rollout{Component: Hypervisor, Pools: r.Pools, Strategy: r.Strategy})
 			}
 		}
 		return workflow.ExecuteChildWorkflow(ctx, protocol.TensorFusionRollback, back)

@@ -3,6 +3,7 @@ package tensorfusion
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -26,16 +27,29 @@ func (e *engine) verify(ctx workflow.Context, s *stage.Scope) error {
 		s.Note("%d checks met; no CUDA call in a workload, as acknowledged (T20)", met(r.Checks))
 		return nil
 	}
-	for _, pool := range e.rolled.Hypervisors {
+	pools := e.touchedPools()
+	for _, pool := range pools {
 		if err := e.canaryJob(ctx, s, pool); err != nil {
 			return err
 		}
 	}
-	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(e.rolled.Hypervisors))
+	s.Note("%d checks met; CUDA probe passed in %d pools", met(r.Checks), len(pools))
 	return nil
 }
 
-// canaryJob runs the CUDA probe inside a workload of the pool (T20).
+// touchedPools are the GPUPools of which a rollout took some component, in the
+// plan's order.
+func (e *engine) touchedPools() []string {
+	var out []string
+	for _, pool := range slices.Concat(e.rolled.Hypervisors, e.rolled.Workers, e.rolled.Clients) {
+		out = union(out, pool)
+	}
+	return out
+}
+
+// canaryJob runs the CUDA probe inside a workload of the pool (T20): on the
+// first host that was proven there. Where no hypervisor was replaced no host
+// stands out, and the pool's scheduler chooses one that has room.
 func (e *engine) canaryJob(ctx workflow.Context, s *stage.Scope, pool string) error {
 	var r tensorfusion.CanaryJobResult
 	if err := e.do(ctx, s, tensorfusion.CanaryJobActivity, "CUDA probe in pool "+pool, 10*time.Minute, tensorfusion.CanaryJobRequest{

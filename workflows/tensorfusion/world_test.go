@@ -63,10 +63,22 @@ type installation struct {
 	rollbacks     []RollbackInput
 	rollbackEnd   protocol.Receipt
 	revision      int // deployed
+
+	seen, led        []tensorfusion.Pool // instead of pools, by the preflight and under the new controller
+	proven           bool                // every host is on target whatever the goal
+	outdated         []tensorfusion.Outdated
+	workloads        map[string][]tensorfusion.Workload // by GPUPool
+	clients          map[string][]tensorfusion.ClientPod
+	ends             map[string]rollout.Result // of the next rollout of that name
+	policy           []tensorfusion.PoolPolicy // as found, instead of asFound
+	verified         []tensorfusion.VerifyRequest
+	same             bool // the controller's version
+	awaited          []tensorfusion.ControllerRequest
+	objects, present map[string]string // of the release, before and after the Helm step
 }
 
 func newInstallation(t *testing.T) *installation {
-	return &installation{t: t, drift: map[string][]finding.Finding{}, revision: 3,
+	return &installation{t: t, policy: asFound, drift: map[string][]finding.Finding{}, revision: 3,
 		rollbackEnd: protocol.Receipt{Outcome: protocol.OutcomeDone, After: map[string]string{"controller": "2.16.3"}, LeftBehind: []string{"CRDs stay"}}}
 }
 
@@ -109,13 +121,24 @@ func (i *installation) preflight(_ context.Context, r tensorfusion.PreflightRequ
 	for _, node := range i.fleet {
 		hypervisors[node] = podUID
 	}
+	target := tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage}
+	if i.same {
+		target.Controller = "2.16.3"
+	}
 	return tensorfusion.PreflightResult{
 		Source: tensorfusion.Versions{Chart: "1.8.6", Controller: "2.16.3", Hypervisor: oldImage, Revision: i.revision},
-		Target: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage},
-		Intent: intent, Checks: checks, Pools: pools(i.template), Policy: asFound, NoChange: i.noChange, NeedsNudge: true,
-		Snapshot: tensorfusion.Snapshot{Hypervisors: hypervisors, GPUs: 16, Youngest: youngest},
+		Target: target,
+		Intent: intent, Checks: checks, Pools: or(i.seen, pools(i.template)), Policy: i.policy, NoChange: i.noChange, NeedsNudge: true,
+		Snapshot: tensorfusion.Snapshot{Hypervisors: hypervisors, GPUs: 16, Youngest: youngest, Objects: i.objects},
 		Goal:     tensorfusion.Goal{HypervisorImage: newImage, PodName: "tf-hypervisor-"},
 	}, nil
+}
+
+func or(given, otherwise []tensorfusion.Pool) []tensorfusion.Pool {
+	if given != nil {
+		return given
+	}
+	return otherwise
 }
 
 func (i *installation) hold(_ context.Context, r tensorfusion.HoldRequest) (tensorfusion.HoldResult, error) {
@@ -124,7 +147,7 @@ func (i *installation) hold(_ context.Context, r tensorfusion.HoldRequest) (tens
 		if !r.Outage {
 			return tensorfusion.HoldResult{}, finding.Finding{Row: "P10", Object: "hold of the update policy in every GPUPool", Found: "GPUPool/tf-shared shows the old policy"}.Error(finding.Stop)
 		}
-		return tensorfusion.HoldResult{Before: slices.Clone(asFound), Unheld: "GPUPool/tf-shared shows the old policy"}, nil
+		return tensorfusion.HoldResult{Before: slices.Clone(i.policy), Unheld: "GPUPool/tf-shared shows the old policy"}, nil
 	}
 	if r.Assert {
 		i.record(tensorfusion.HoldActivity, "assert")
@@ -134,7 +157,7 @@ func (i *installation) hold(_ context.Context, r tensorfusion.HoldRequest) (tens
 		return out, nil
 	}
 	i.record(tensorfusion.HoldActivity, fmt.Sprintf("nudge=%t", r.Nudge))
-	return tensorfusion.HoldResult{Before: slices.Clone(asFound)}, nil
+	return tensorfusion.HoldResult{Before: slices.Clone(i.policy)}, nil
 }
 
 func (i *installation) checkDrift(_ context.Context, r tensorfusion.DriftRequest) (tensorfusion.DriftResult, error) {
@@ -151,7 +174,12 @@ func (i *installation) checkDrift(_ context.Context, r tensorfusion.DriftRequest
 // rollout stands for the child Rollout: every host of the pool is replaced.
 func (i *installation) rollout(_ workflow.Context, in rollout.Input) (rollout.Result, error) {
 	i.rolled = append(i.rolled, in)
-	i.log = append(i.log, "rollout "+in.Component+" "+in.Entry)
+	name := in.Component + " " + in.Entry
+	i.log = append(i.log, "rollout "+name)
+	if end, ok := i.ends[name]; ok {
+		delete(i.ends, name)
+		return end, nil
+	}
 	out := rollout.Result{Outcome: protocol.OutcomeDone}
 	if in.Component == Hypervisor {
 		out.Hosts = []rollout.HostRow{{Name: in.Entry + "-1", Outcome: tensorfusion.OutcomeReplaced}}
@@ -214,17 +242,23 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.PreflightActivity: i.preflight,
 		tensorfusion.DiffActivity: func(context.Context, tensorfusion.DiffRequest) (tensorfusion.DiffResult, error) {
 			i.record(tensorfusion.DiffActivity)
-			return tensorfusion.DiffResult{Text: "- a\n+ b\n", Forecast: i.forecast, Artifact: artifact.Ref{URL: "file:///diff"},
+			return tensorfusion.DiffResult{Text: "- a\n+ b\n", Forecast: i.forecast, Outdated: i.outdated, Artifact: artifact.Ref{URL: "file:///diff"},
 				Changes: append([]tensorfusion.ObjectChange{{Action: "change", Object: "Deployment/tf/controller", Lines: 2}}, i.changes...)}, nil
 		},
 		tensorfusion.ObservePoolActivity: func(_ context.Context, r tensorfusion.ObservePoolRequest) (tensorfusion.PoolObservation, error) {
 			i.planned = append(i.planned, r)
 			entry := strings.TrimPrefix(r.Pool, "tf-")
-			hosts := []tensorfusion.Host{{Name: entry + "-1"}, {Name: entry + "-2"}}
+			hosts := []tensorfusion.Host{{Name: entry + "-1", OnTarget: i.proven}, {Name: entry + "-2", OnTarget: i.proven}}
 			for _, node := range i.fleet {
 				hosts = append(hosts, tensorfusion.Host{Name: node, Created: youngest, UID: podUID})
 			}
 			return tensorfusion.PoolObservation{Pool: r.Pool, Hosts: hosts}, nil
+		},
+		tensorfusion.WorkersActivity: func(_ context.Context, r tensorfusion.WorkersRequest) (tensorfusion.WorkersResult, error) {
+			return tensorfusion.WorkersResult{Workloads: i.workloads[r.Pool]}, nil
+		},
+		tensorfusion.ClientsActivity: func(_ context.Context, r tensorfusion.ClientsRequest) (tensorfusion.ClientsResult, error) {
+			return tensorfusion.ClientsResult{Stale: i.clients[r.Pool]}, nil
 		},
 		tensorfusion.HoldActivity:  i.hold,
 		tensorfusion.DriftActivity: i.checkDrift,
@@ -243,8 +277,8 @@ func (i *installation) activities() map[string]any {
 		},
 		tensorfusion.AwaitControllerActivity: func(_ context.Context, r tensorfusion.ControllerRequest) (tensorfusion.ControllerResult, error) {
 			i.record(tensorfusion.AwaitControllerActivity)
-			i.returning = r.Return
-			return tensorfusion.ControllerResult{Image: "controller:2.17.0", Replicas: 2, Leader: "c-0", Checks: i.controller, Pools: pools(i.now)}, nil
+			i.returning, i.awaited = r.Return, append(i.awaited, r)
+			return tensorfusion.ControllerResult{Image: "controller:2.17.0", Replicas: 2, Leader: "c-0", Checks: i.controller, Pools: or(i.led, pools(i.now)), Objects: i.present}, nil
 		},
 		tensorfusion.PolicyActivity: func(_ context.Context, r tensorfusion.PolicyRequest) (tensorfusion.PolicyResult, error) {
 			i.record(tensorfusion.PolicyActivity, r.Mode)
@@ -255,6 +289,7 @@ func (i *installation) activities() map[string]any {
 			return tensorfusion.PolicyResult{After: r.Before}, nil
 		},
 		tensorfusion.VerifyActivity: func(_ context.Context, r tensorfusion.VerifyRequest) (tensorfusion.VerifyResult, error) {
+			i.verified = append(i.verified, r)
 			i.record(tensorfusion.VerifyActivity, strings.Join(r.Rolled.Hypervisors, ","))
 			return tensorfusion.VerifyResult{After: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage}}, nil
 		},
