@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,8 +19,9 @@ import (
 )
 
 // TestUpgradeWithRealAgents upgrades nodes that run refit-gpuagent itself, on
-// fake driver libraries: a GPU that the driver loses after the baseline parks
-// the run with the agent's words, and every host is proven by the agent's own
+// fake driver libraries: an agent that is away for two minutes parks the run
+// before its host is touched, a GPU that the driver loses after the baseline
+// parks it with the agent's words, and every host is proven by the agent's own
 // table of checks.
 func TestUpgradeWithRealAgents(t *testing.T) {
 	t.Parallel()
@@ -27,9 +29,14 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 	out, code := w.run("refit-sandbox", "status", "--name", w.name)
 	require.Zero(t, code, out)
 	require.Contains(t, out, "4 real")
+	o := observe(t, w)
 	node := w.nodesOf("shared")[0]
-	w.fault("hypervisor-never-ready", node) // until the GPU is broken
+	w.fault("agents-stop", node)
 	run := w.start(quickPlan...)
+	t.Run("nobody polls the queue of a host", func(t *testing.T) { w.nobodyPolls(t, run, node, o) })
+	w.fault("hypervisor-never-ready", node) // until the GPU is broken
+	w.fault("agents-start", node)
+	w.answer(protocol.Retry, run)
 	w.midHost(run, node)
 	w.fault("gpu-fails", node)
 	w.letReady(node)
@@ -43,6 +50,8 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 	w.answer("retry", run)
 	r := w.approveAll(run)
 	assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+	assert.Equal(t, 4, o.deletions(), "every host once, for all the retries")
+	assert.Empty(t, o.violations(turns(r)))
 	for _, stage := range r.Stages {
 		// The first pool's canary was proven by its retry.
 		if strings.HasPrefix(stage.Name, "rollout.hypervisor.training.") && stage.Name != "rollout.hypervisor.training.plan" {
@@ -59,6 +68,24 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 		}
 	}
 	assert.Len(t, proven, 4, "every host has verdict pass")
+	w.replay(run)
+}
+
+// nobodyPolls waits until the run parks because the canary's agent is away, and
+// requires that it had its time, is named and left its host alone.
+func (w *world) nobodyPolls(t *testing.T, run, canary string, o *observer) {
+	var began time.Time
+	w.until(run, "the canary's section", 3*time.Minute, func(s protocol.Status) bool {
+		began = time.Now()
+		return s.Section != ""
+	})
+	s := w.untilParked(run)
+	took := time.Since(began)
+	assert.Less(t, took, 150*time.Second)
+	assert.Greater(t, took, 110*time.Second, "an agent that restarts has 2 minutes")
+	assert.Contains(t, findings(s), "gpu/sandbox/"+canary, "the queue is named")
+	assert.Contains(t, findings(s), "start refit-gpuagent on the host", "and what helps")
+	assert.Zero(t, o.deletions(), "without a baseline the pod is not touched")
 }
 
 // letReady ends fault hypervisor-never-ready for the pod that is there: clear

@@ -49,7 +49,7 @@ rollouts:
 		{"\n# After every pod", `
   - component: worker
     pools: [shared]
-    workers: {acknowledgeLostSessions: true, batchPercentage: 50}
+    workers: {acknowledgeLostSessions: true, batchPercentage: 50, stall: 20s}
   - component: client
     pools: [shared]
     clients: {perOwner: 1, limit: 8s, leave: [Deployment/apps/kept]}
@@ -65,15 +65,18 @@ rollouts:
 }
 
 // TestComponents rolls workers and clients after the hypervisors: sessions are
-// listed before they end, applications go through the Eviction API one by one,
-// and what nobody would make again stays.
+// listed before they end, a roll of the controller's is stopped by a pause and a
+// stall, applications go through the Eviction API one by one, and what nobody
+// would make again stays.
 func TestComponents(t *testing.T) {
 	t.Parallel()
 	w := up(t)
 	w.addClients()
 	clients := w.watchClients(sample, 2)
 	before := w.pods("app")
-	run := w.startFile(w.components())
+	plan := w.components()
+	t.Run("sessions that the plan does not give up", func(t *testing.T) { w.sessionsNotAccepted(t, plan) })
+	run := w.startFile(plan)
 
 	s := w.untilGate(run)
 	require.Equal(t, "helm", s.WaitingFor.Stage, "P11: the controller would delete the workers by itself")
@@ -82,13 +85,13 @@ func TestComponents(t *testing.T) {
 	w.answer("approve", run)
 
 	s = w.untilGate(run)
-	require.Equal(t, "rollout.worker.shared.roll", s.WaitingFor.Stage)
+	require.Equal(t, rollWorkers, s.WaitingFor.Stage)
 	for _, want := range []string{"apps/" + sample + " (2 workers)", sample + "-0 of pod " + sample + "-client-0", sample + "-1"} {
 		assert.Contains(t, s.WaitingFor.Found, want)
 	}
 	assert.Equal(t, before, w.pods("app"), "no application was touched so far")
 	w.fault("pdb-blocks", "apps", "app="+sample)
-	w.answer("approve", run)
+	w.troubledWorkers(t, run)
 
 	s = w.untilParked(run)
 	require.Equal(t, "rollout.client.shared.evict", s.WaitingFor.Stage)

@@ -25,22 +25,48 @@ func TestFaults(t *testing.T) {
 	nodes := w.nodesOf("shared")
 	require.Len(t, nodes, 2)
 
-	t.Run("without age recipients nothing is touched", func(t *testing.T) {
+	var first string
+	t.Run("whatever is missing is named before anything is touched", func(t *testing.T) {
 		w.killWorker()
 		w.startWorker("REFIT_AGE_RECIPIENTS=")
-		run := w.start(quickPlan...)
-		s := w.untilParked(run)
-		assert.Contains(t, s.WaitingFor.Found+findings(s), "recipient")
-		w.answer(protocol.Abort, run)
-		assert.Equal(t, protocol.OutcomeAborted, w.receipt(run).Outcome)
+		w.fault("greptime-down")
+		w.fault("image-missing", newImage)
+		first = w.start(quickPlan...)
+		s := w.untilParked(first)
+		assert.Equal(t, "preflight", s.WaitingFor.Stage)
+		rows := map[string]string{}
+		for _, f := range s.WaitingFor.Findings {
+			rows[f.Row] += f.String()
+		}
+		assert.Contains(t, rows["T06"], "recipient")
+		assert.Contains(t, rows["P02"], "GreptimeDB 127.0.0.1:")
+		assert.Contains(t, rows["P02"], "bring the database back before the controller restarts")
+		assert.Contains(t, rows["P09"], "image "+newImage)
+		assert.Contains(t, rows["P09"], "check the tag")
 		assert.Zero(t, o.deletions())
-		w.killWorker()
-		w.startWorker()
+		assert.Empty(t, w.changes(), "the Lease alone is written")
 	})
 
+	t.Run("a retry after the repair goes on, past a slow registry too", func(t *testing.T) {
+		w.killWorker()
+		w.startWorker()
+		w.fault("clear")
+		w.fault("slow-image", slowly.String())
+		w.answer(protocol.Retry, first)
+		began := time.Now()
+		s := w.until(first, "the end of the preflight", 2*time.Minute, func(s protocol.Status) bool {
+			return strings.Contains(noteOf(s, "preflight"), "GreptimeDB 127.0.0.1:")
+		})
+		assert.Contains(t, noteOf(s, "preflight"), "answered a login and a query")
+		assert.Greater(t, time.Since(began), 2*slowly, "the chart and the images are asked for")
+		w.untilGate(first) // fails when the run parks
+		w.fault("clear")
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+
 	t.Run("two upgrades of one release: the second closes as Locked", func(t *testing.T) {
-		first := w.start(quickPlan...)
-		w.untilGate(first)
 		out, code := w.refit("start", "-f", "examples/tensorfusion-upgrade.yaml", "--id", "second", "--follow")
 		assert.Equal(t, exitRefused, code, out)
 		assert.Contains(t, out, first)
@@ -65,7 +91,9 @@ func TestFaults(t *testing.T) {
 	t.Run("a node that never gets Ready is over the budget and parks, and goes on after its repair", func(t *testing.T) {
 		o.reset()
 		w.fault("hypervisor-never-ready", nodes[1])
-		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=30s", "rollouts[0].strategy.budget={}")...)
+		run := w.start(append(quickPlan, "rollouts[0].strategy.hostTimeout=30s", "rollouts[0].strategy.budget={}",
+			// The controller itself would delete a crashing pod after each sixth crash.
+			"values.inline.dynamicConfig.hypervisorMaxCrashCount=0")...)
 
 		w.untilGate(run)
 		t.Run("auto update switched on by someone is put back and reported", func(t *testing.T) {
@@ -105,12 +133,34 @@ func TestFaults(t *testing.T) {
 			assert.Equal(t, before, o.deletions(), "its hypervisor still serves what runs there")
 			w.fault("clear")
 			w.untilNode(node, corev1.ConditionTrue)
+		})
+		t.Run("a hypervisor in a crash loop parks with its state, and goes on after its repair", func(t *testing.T) {
+			node, before := w.nodesOf("training")[1], o.deletions()
+			w.fault("hypervisor-crash-loop", node)
+			w.answer(protocol.Retry, run)
+			s := w.until(run, "parking on the crash loop", 3*time.Minute, func(s protocol.Status) bool {
+				return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(findings(s), "CrashLoopBackOff")
+			})
+			require.Len(t, s.WaitingFor.Findings, 1)
+			f := s.WaitingFor.Findings[0]
+			assert.Equal(t, "T25", f.Row)
+			assert.Contains(t, f.Object, node)
+			assert.Contains(t, f.Found, "after 30s")
+			assert.Contains(t, f.Next, "the hypervisor exits: read its log")
+			assert.Equal(t, before+1, o.deletions(), "the old pod, and not the crashing one again and again")
+			w.fault("clear")
 			w.answer(protocol.Retry, run)
 		})
 		r := w.approveAll(run)
 		assert.Equal(t, protocol.OutcomeDone, r.Outcome)
+		batches := turns(r)
+		assert.Empty(t, o.violations(slices.Concat(batches, batches)), "a retry replaces once more what is broken still, and nothing else")
+		w.replay(run)
 	})
 }
+
+// slowly is how long a registry may take for an answer that nobody misses.
+const slowly = 2 * time.Second
 
 // untilNode waits until the Node's Ready condition is that.
 func (w *world) untilNode(name string, want corev1.ConditionStatus) {

@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
@@ -18,20 +21,29 @@ import (
 // would: what the engine says about itself proves nothing.
 type observer struct {
 	mu      sync.Mutex
-	deleted map[string]int    // node -> pods that went away
+	deleted []deletion
 	pool    map[string]string // node -> its pool label
-	ready   map[string]map[string]bool
+	pods    map[string]map[types.UID]sight
+	served  map[string]bool      // nodes that have had a Ready pod
 	away    map[string]int       // pool -> most nodes without a Ready pod at one time
 	since   map[string]time.Time // node -> when its last Ready pod went away
 	log     []string
 }
 
+// deletion is a hypervisor that was told to go, when that was seen first.
+type deletion struct {
+	node string
+	at   time.Time
+}
+
+// sight is what was seen of a pod last.
+type sight struct{ ready, deleting bool }
+
 // observe starts watching; nodes are counted from their first Ready pod on.
 func observe(t *testing.T, w *world) *observer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	o := &observer{deleted: map[string]int{}, pool: map[string]string{}, ready: map[string]map[string]bool{}, away: map[string]int{},
-		since: map[string]time.Time{}}
+	o := newObserver()
 	t.Cleanup(func() {
 		cancel()
 		if t.Failed() {
@@ -42,13 +54,13 @@ func observe(t *testing.T, w *world) *observer {
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = "tensor-fusion.ai/component=hypervisor" }))
 	inf := f.Core().V1().Pods().Informer()
 	_, err := inf.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { o.seen(obj.(*corev1.Pod), false) },
-		UpdateFunc: func(_, obj any) { o.seen(obj.(*corev1.Pod), false) },
+		AddFunc:    func(obj any) { o.seen(time.Now(), obj.(*corev1.Pod), false) },
+		UpdateFunc: func(_, obj any) { o.seen(time.Now(), obj.(*corev1.Pod), false) },
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
-			o.seen(obj.(*corev1.Pod), true)
+			o.seen(time.Now(), obj.(*corev1.Pod), true)
 		},
 	})
 	if err != nil {
@@ -59,41 +71,55 @@ func observe(t *testing.T, w *world) *observer {
 	return o
 }
 
-func (o *observer) seen(p *corev1.Pod, gone bool) {
+func newObserver() *observer {
+	return &observer{
+		pool: map[string]string{}, pods: map[string]map[types.UID]sight{},
+		served: map[string]bool{}, away: map[string]int{}, since: map[string]time.Time{},
+	}
+}
+
+func (o *observer) seen(at time.Time, p *corev1.Pod, gone bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	node := p.Spec.NodeName
 	for k := range p.Labels {
-		if len(k) > 22 && k[:22] == "tensor-fusion.ai/pool-" {
-			o.pool[node] = k[22:]
+		if pool, ok := strings.CutPrefix(k, "tensor-fusion.ai/pool-"); ok {
+			o.pool[node] = pool
 		}
 	}
-	if o.ready[node] == nil {
-		o.ready[node] = map[string]bool{}
+	if o.pods[node] == nil {
+		o.pods[node] = map[types.UID]sight{}
 	}
-	if gone || o.ready[node][string(p.UID)] != (p.DeletionTimestamp == nil && isReady(p)) {
-		o.log = append(o.log, fmt.Sprintf("%s %s uid %s ready=%t deleting=%t gone=%t", time.Now().Format("15:04:05.000"),
-			p.Name, p.UID, isReady(p), p.DeletionTimestamp != nil, gone))
+	before := o.pods[node][p.UID]
+	now := sight{ready: isReady(p), deleting: gone || p.DeletionTimestamp != nil}
+	if gone || before != now {
+		o.log = append(o.log, fmt.Sprintf("%s %s uid %s ready=%t deleting=%t gone=%t", clock(at),
+			p.Name, p.UID, now.ready, p.DeletionTimestamp != nil, gone))
 	}
-	if gone {
-		o.deleted[node]++
-		delete(o.ready[node], string(p.UID))
-	} else {
-		o.ready[node][string(p.UID)] = p.DeletionTimestamp == nil && isReady(p)
+	if now.deleting && !before.deleting {
+		o.deleted = append(o.deleted, deletion{node, at})
 	}
+	if o.pods[node][p.UID] = now; gone {
+		delete(o.pods[node], p.UID)
+	}
+	o.count(at)
+}
+
+// count notes which nodes are without a Ready pod.
+func (o *observer) count(at time.Time) {
 	away := map[string]int{}
-	for n, uids := range o.ready {
-		ok := false
-		for _, r := range uids {
-			ok = ok || r
-		}
-		if ok {
-			delete(o.since, n)
+	for node, pods := range o.pods {
+		if slices.ContainsFunc(slices.Collect(maps.Values(pods)), func(s sight) bool { return s.ready && !s.deleting }) {
+			o.served[node] = true
+			delete(o.since, node)
 			continue
 		}
-		away[o.pool[n]]++
-		if o.since[n].IsZero() {
-			o.since[n] = time.Now()
+		if !o.served[node] {
+			continue
+		}
+		away[o.pool[node]]++
+		if o.since[node].IsZero() {
+			o.since[node] = at
 		}
 	}
 	for pool, n := range away {
@@ -110,49 +136,35 @@ func isReady(p *corev1.Pod) bool {
 	return false
 }
 
-// awayNow maps the nodes without a Ready pod to how long they have had none.
-func (o *observer) awayNow() map[string]time.Duration {
+func clock(at time.Time) string { return at.UTC().Format("15:04:05.000") }
+
+// awayNow is how long a node has been without a Ready pod, 0 when it has one.
+func (o *observer) awayNow(node string) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := map[string]time.Duration{}
-	for node, since := range o.since {
-		out[node] = time.Since(since)
+	if since := o.since[node]; !since.IsZero() {
+		return time.Since(since)
 	}
-	return out
+	return 0
+}
+
+// back reports whether a node that lost a hypervisor has a Ready one again.
+func (o *observer) back(node string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.since[node].IsZero() && slices.ContainsFunc(o.deleted, func(d deletion) bool { return d.node == node })
 }
 
 // reset forgets what was counted so far.
 func (o *observer) reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.deleted, o.away = map[string]int{}, map[string]int{}
+	o.deleted, o.away = nil, map[string]int{}
 }
 
-// violations says where more was taken away than allowed: each node at most
-// perNode deletions, never more than maxAway nodes of a pool at once.
-func (o *observer) violations(perNode, maxAway int) []string {
+// deletions counts every hypervisor pod that was told to go.
+func (o *observer) deletions() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var out []string
-	for node, n := range o.deleted {
-		if n > perNode {
-			out = append(out, fmt.Sprintf("node %s lost its hypervisor %d times, allowed %d", node, n, perNode))
-		}
-	}
-	for pool, n := range o.away {
-		if n > maxAway {
-			out = append(out, fmt.Sprintf("pool %s had %d nodes without a Ready hypervisor at once, allowed %d", pool, n, maxAway))
-		}
-	}
-	return out
-}
-
-// deletions counts every hypervisor pod that went away.
-func (o *observer) deletions() (n int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, d := range o.deleted {
-		n += d
-	}
-	return n
+	return len(o.deleted)
 }

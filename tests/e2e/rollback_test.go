@@ -75,7 +75,7 @@ func TestRollback(t *testing.T) {
 	first := w.throughAWindow(t, o)
 	assert.Equal(t, "2.17.0", first.After["controller"])
 	assert.Equal(t, 4, o.deletions(), "every node once")
-	assert.Empty(t, o.violations(1, 2), "2.16 -> 2.17 deletes every hypervisor unless it is held in the way the new controller heeds")
+	assert.Empty(t, o.violations(turns(first)), "2.16 -> 2.17 deletes every hypervisor unless it is held in the way the new controller heeds")
 
 	t.Run("an upgrade of the controller's image alone rolls no node", func(t *testing.T) {
 		o.reset()
@@ -84,7 +84,7 @@ func TestRollback(t *testing.T) {
 		assert.Equal(t, protocol.OutcomeDone, r.Outcome)
 		assert.Equal(t, "2.17.1", r.After["controller"])
 		assert.Zero(t, o.deletions())
-		assert.Empty(t, o.violations(0, 0))
+		assert.Empty(t, o.violations(turns(r)))
 		assert.Equal(t, proven, w.hypervisors())
 	})
 
@@ -118,7 +118,7 @@ func TestRollback(t *testing.T) {
 		assert.Equal(t, "2.16.3", r.After["controller"])
 		assert.Contains(t, strings.Join(r.LeftBehind, "\n"), "credentials stay today's")
 		assert.Equal(t, 4, o.deletions(), "every node once")
-		assert.Empty(t, o.violations(1, 2), "no hypervisor goes outside a batch")
+		assert.Empty(t, o.violations(turns(r)), "no hypervisor goes outside a batch")
 		w.credentials(t, newPassword, newToken)
 		w.searchSecrets(run, append(planted, newPassword, newToken))
 		w.replay(run)

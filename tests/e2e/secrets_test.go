@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/stretchr/testify/assert"
@@ -98,8 +99,8 @@ func (w *world) plantedSecrets() []string {
 }
 
 // searchSecrets looks for the planted values in everything that leaves the
-// cluster: histories, memos and details, status, logs, command line output,
-// artifacts that are not encrypted.
+// cluster: histories, memos and details, logs, all that the command line has
+// printed so far on both its streams, artifacts that are not encrypted.
 func (w *world) searchSecrets(run string, planted []string) {
 	w.t.Helper()
 	places := map[string][]byte{}
@@ -111,9 +112,9 @@ func (w *world) searchSecrets(run string, planted []string) {
 		require.NoError(w.t, err)
 		places["history of "+id] = append(b, raw...)
 	}
-	for _, cmd := range [][]string{{"status", run, "-o", "json"}, {"receipt", run}, {"receipt", run, "-o", "yaml"}, {"artifacts", "list"}} {
-		out, _ := w.refit(cmd...)
-		places["refit "+strings.Join(cmd, " ")] = []byte(out)
+	w.readEverything(run)
+	for line, out := range w.printed {
+		places["what refit "+line+" printed"] = out
 	}
 	log, err := os.ReadFile(filepath.Join(w.home, "worker.log"))
 	require.NoError(w.t, err)
@@ -132,6 +133,26 @@ func (w *world) searchSecrets(run string, planted []string) {
 			assert.False(w.t, bytes.Contains(b, []byte(coded)), "a planted secret appears in %s, in base64", place)
 		}
 	}
+}
+
+// readEverything runs every command that tells of a run, in every format.
+func (w *world) readEverything(run string) {
+	w.t.Helper()
+	for _, cmd := range [][]string{
+		{"status", run}, {"watch", run, "--until-gate"}, {"list"}, {"list", "--all"}, {"receipt", run}, {"artifacts", "list", run},
+	} {
+		w.inEveryFormat(cmd...)
+	}
+}
+
+// inEveryFormat returns what the command printed as a table.
+func (w *world) inEveryFormat(cmd ...string) (table string) {
+	w.t.Helper()
+	for _, format := range []string{"json", "yaml", "table"} {
+		table, _ = w.refit(append(slices.Clone(cmd), "-o", format)...)
+	}
+	assert.NotEmpty(w.t, table, "refit %v", cmd)
+	return table
 }
 
 // pages is what the UI shows of the run and its children beside the history:

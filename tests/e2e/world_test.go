@@ -54,6 +54,8 @@ type world struct {
 	dynamic  dynamic.Interface
 	temporal client.Client
 	sandbox  *sandbox.Sandbox
+	// printed is what refit has printed so far, both streams, by command line.
+	printed map[string][]byte
 }
 
 // up starts a sandbox of two pools with two nodes each and a worker. Unless told
@@ -68,7 +70,8 @@ func up(t *testing.T, args ...string) *world {
 	}
 	s := sandbox.Up(t, args...)
 	s.StartWorker()
-	return &world{t: t, name: sandbox.Name, home: s.Home, vars: s.Vars, kube: s.Kube, dynamic: s.Dynamic, temporal: s.Temporal, sandbox: s}
+	return &world{t: t, name: sandbox.Name, home: s.Home, vars: s.Vars, kube: s.Kube, dynamic: s.Dynamic, temporal: s.Temporal, sandbox: s,
+		printed: map[string][]byte{}}
 }
 
 func (w *world) tool(name, script string) { w.t.Helper(); w.sandbox.Tool(name, script) }
@@ -83,7 +86,13 @@ func (w *world) run(name string, args ...string) (string, int) {
 	return w.sandbox.Run(name, args...)
 }
 
-func (w *world) refit(args ...string) (string, int) { w.t.Helper(); return w.sandbox.Refit(args...) }
+func (w *world) refit(args ...string) (string, int) {
+	w.t.Helper()
+	out, code := w.sandbox.Refit(args...)
+	line := strings.Join(args, " ")
+	w.printed[line] = append(w.printed[line], out...)
+	return out, code
+}
 
 func (w *world) answer(verb, run string, args ...string) {
 	w.t.Helper()
