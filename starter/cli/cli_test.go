@@ -62,6 +62,11 @@ func TestARunIsStartedWatchedApprovedAndItsReceiptRead(t *testing.T) {
 
 	ended := refit(t, "watch", id)
 	require.Equal(t, cli.ExitDone, ended.code, ended.err)
+	closed := refit(t, "watch", id, "-o", "json")
+	require.Equal(t, cli.ExitDone, closed.code, closed.err)
+	var last run.Observation
+	require.NoError(t, json.Unmarshal([]byte(closed.out), &last))
+	require.Equal(t, protocol.OutcomeDone, last.Receipt.Outcome)
 	receipt := refit(t, "receipt", id)
 	require.Equal(t, cli.ExitDone, receipt.code, receipt.err)
 	require.Contains(t, receipt.out, "approve "+gateName+" by ann")

@@ -72,11 +72,14 @@ func (a *App) watch(ctx context.Context, c *run.Connection, r run.Run, m mode) e
 		}
 		return exit{waitCode(o.Status)}
 	}
+	switch {
+	case a.output != "table":
+		a.stream(o)
+	case o.Receipt != nil:
+		io.WriteString(a.Out, view.Closed(*o.Receipt, a.options()))
+	}
 	if o.Receipt == nil {
 		return failure(o)
-	}
-	if a.output == "table" {
-		io.WriteString(a.Out, view.Closed(*o.Receipt, a.options()))
 	}
 	if code := closedCode(o); code != ExitDone {
 		return exit{code}
