@@ -81,6 +81,12 @@ func (s *Snapshot) remember(allocated map[string]bool) {
 	}
 }
 
+// AfterHelm forgets what only the Helm step must leave alone: the list of
+// allocations would grow with every worker that is rolled.
+func (s *Snapshot) AfterHelm() {
+	s.Objects, s.Allocations, s.Allocated, s.Unallocated = nil, -1, nil, nil
+}
+
 // carry keeps the allocations of an earlier snapshot; of a worker that came
 // since nothing is known.
 func (s *Snapshot) carry(before Snapshot) {

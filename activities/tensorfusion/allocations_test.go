@@ -49,6 +49,21 @@ func TestOnlyThePodsThatStillRunAreMissedInTheAllocations(t *testing.T) {
 	assert.Zero(t, lost(func(o *Observation) { o.Workers = o.Workers[:1] }))
 }
 
+func TestAfterTheHelmStepNoListOfAllocationsGrows(t *testing.T) {
+	o := soundWorld()
+	o.Workers = []corev1.Pod{workerPod("a"), workerPod("pending")}
+	o.Allocated = map[string]bool{"ml/a": true, "ml/app": true}
+	before := o.snapshot()
+	before.AfterHelm()
+	o.Workers, o.Allocated = append(o.Workers, workerPod("new")), nil
+	now := o.snapshot()
+	now.carry(before)
+	assert.Empty(t, now.Unallocated)
+	assert.Empty(t, now.Allocated)
+	assert.Equal(t, -1, now.Allocations)
+	assert.Len(t, now.Workers, 3)
+}
+
 func TestASnapshotWithoutAnAnswerCarriesTheAllocationsOn(t *testing.T) {
 	o := soundWorld()
 	o.Workers = []corev1.Pod{workerPod("a"), workerPod("pending")}

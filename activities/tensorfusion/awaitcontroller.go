@@ -74,7 +74,8 @@ func awaitController(ctx context.Context, c *kube.Client, req ControllerRequest,
 			return false, err
 		}
 		out.Image, out.Replicas, out.Leader = o.Controller.Image, int(o.Controller.Replicas), o.Controller.Leader
-		out.Checks, out.Pools, out.Objects = runChecks(o, StageController, nil), o.poolSummaries(), o.Objects
+		out.Checks, out.Pools = runChecks(o, StageController, nil), o.poolSummaries()
+		out.Objects, out.Told = o.Objects, toldOf(o.Neighbours)
 		beat(ctx, "checking the controller and its neighbours")
 		return !waiting(out.Checks), nil
 	})

@@ -42,8 +42,12 @@ func checkNeighbours(o *Observation) []finding.Finding {
 	var out []finding.Finding
 	for _, n := range o.Neighbours {
 		if n.Trouble != "" {
-			out = append(out, finding.Finding{Object: n.Object, Expected: "ready, and what the plan says, after the Helm step", Found: n.Trouble,
-				Next: "look at its events and at who wrote it (kubectl get --show-managed-fields), put it right, then retry"})
+			f := finding.Finding{Object: n.Object, Expected: "ready, and what the plan says, after the Helm step", Found: n.Trouble,
+				Next: "look at its events and at who wrote it (kubectl get --show-managed-fields), put it right, then retry"}
+			if n.Content {
+				f.Next += "; what a retry finds as it is told here it takes as it is"
+			}
+			out = append(out, f)
 		}
 	}
 	return out

@@ -92,7 +92,7 @@ func doubtHypervisorImage(o *Observation) []finding.Finding {
 	}
 	image, shipped := o.Intent.HypervisorImage, imageVersion(o.Target.ShippedHypervisor)
 	f := finding.Finding{
-		Object: "plan, hypervisorImage " + image, Expected: "a version from the chart's own (" + orNone(versionString(shipped)) + ") up to the controller's " + versionString(o.Target.Controller),
+		Object: "plan, hypervisorImage " + image, Expected: "a version from the chart's own (" + orNone(versionString(shipped)) + ") up to the controller's (" + orNone(versionString(o.Target.Controller)) + ")",
 		Why:  "nobody is known to have run this pair of hypervisor and controller",
 		Next: "choose a hypervisor between the two, or acknowledge T02 once the pair has been tried",
 	}

@@ -62,7 +62,7 @@ type ObservePoolRequest struct {
 	Goal Goal   `json:"goal"`
 	// LabelKeys are the Node labels to report, those of a canary selector.
 	LabelKeys []string `json:"labelKeys,omitempty"`
-	// Assert has the hold asserted beside the look (P10), as HoldRequest.Assert
+	// Assert has the hold asserted after the look (P10), as HoldRequest.Assert
 	// does: it is how long the pools may take to show it. 0 only looks.
 	Assert time.Duration `json:"assert,omitempty"`
 }

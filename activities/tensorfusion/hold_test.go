@@ -63,13 +63,13 @@ func TestTheLookBetweenBatchesAssertsTheHoldToo(t *testing.T) {
 	w.control()
 	look := ObservePoolRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal()}
 	w.setFlag("autoUpdateHypervisor", true)
-	out, err := observePool(t.Context(), w.client, look)
+	out, err := lookAtPool(t.Context(), w.client, look)
 	require.NoError(t, err)
 	assert.Empty(t, out.Broken)
 	assert.False(t, w.policy().held(), "without Assert nothing is written")
 
 	look.Assert = holdLimit
-	out, err = observePool(t.Context(), w.client, look)
+	out, err = lookAtPool(t.Context(), w.client, look)
 	require.NoError(t, err)
 	require.Len(t, out.Broken, 1)
 	assert.Contains(t, out.Broken[0].Found, "hypervisor=true")

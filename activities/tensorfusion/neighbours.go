@@ -2,6 +2,8 @@ package tensorfusion
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,10 +108,30 @@ func leftOver(ctx context.Context, c *kube.Client, req ControllerRequest, r *res
 		if ch.Kind == "TensorFusionCluster" && len(req.Return) > 0 {
 			continue
 		}
-		out = append(out, Neighbour{Object: ch.Object(), Trouble: strings.TrimSpace("not what revision " + fmt.Sprint(deployed.Version) + " says, " +
-			"to which Helm would still " + ch.Action + " it: " + ch.Refused + " " + firstLines(ch.UnifiedDiff))})
+		n := Neighbour{Object: ch.Object(), Content: true, Trouble: strings.TrimSpace("not what revision " + fmt.Sprint(deployed.Version) + " says, " +
+			"to which Helm would still " + ch.Action + " it: " + ch.Refused + " " + firstLines(ch.UnifiedDiff))}
+		if !slices.Contains(req.Told, n.told()) {
+			out = append(out, n)
+		}
 	}
 	return out, err
+}
+
+// told is a digest of what a finding tells of it.
+func (n Neighbour) told() string {
+	sum := sha256.Sum256([]byte(n.Object + "\n" + n.Trouble))
+	return hex.EncodeToString(sum[:8])
+}
+
+// toldOf are those of what may be accepted.
+func toldOf(all []Neighbour) []string {
+	var out []string
+	for _, n := range all {
+		if n.Content {
+			out = append(out, n.told())
+		}
+	}
+	return out
 }
 
 // diffLines of a change are quoted in a finding.
@@ -141,7 +163,7 @@ func changedBeside(ctx context.Context, c *kube.Client, req ControllerRequest, f
 		if now[name] == req.Snapshot.Objects[name] || was[name] == nil || is[name] == nil || !sameContent(was[name], is[name]) {
 			continue
 		}
-		n := Neighbour{Object: name, Trouble: "deleted since right before the Helm step"}
+		n := Neighbour{Object: name, Content: true, Trouble: "deleted since right before the Helm step"}
 		live, err := liveObject(ctx, c, is[name])
 		if err != nil {
 			return nil, err

@@ -24,19 +24,24 @@ func (i *installation) beforeHelm() Snapshot {
 // troubles are what T10 says of the neighbours, by object.
 func (i *installation) troubles(r *resolved, before Snapshot, from int) map[string]string {
 	i.t.Helper()
-	target, err := r.targetSide()
-	require.NoError(i.t, err)
-	c, err := i.activities.connect(i.t.Context(), i.scope)
-	require.NoError(i.t, err)
-	o, err := observeController(i.t.Context(), c, ControllerRequest{Scope: i.scope, Snapshot: before, FromRevision: from}, r, target)
-	require.NoError(i.t, err)
 	out := map[string]string{}
-	for _, n := range o.Neighbours {
+	for _, n := range i.neighbours(r, before, from) {
 		if n.Trouble != "" {
 			out[n.Object] += n.Trouble
 		}
 	}
 	return out
+}
+
+func (i *installation) neighbours(r *resolved, before Snapshot, from int, told ...string) []Neighbour {
+	i.t.Helper()
+	target, err := r.targetSide()
+	require.NoError(i.t, err)
+	c, err := i.activities.connect(i.t.Context(), i.scope)
+	require.NoError(i.t, err)
+	o, err := observeController(i.t.Context(), c, ControllerRequest{Scope: i.scope, Snapshot: before, FromRevision: from, Told: told}, r, target)
+	require.NoError(i.t, err)
+	return o.Neighbours
 }
 
 func (i *installation) edit(resource, name, patch string) {
@@ -85,6 +90,11 @@ func TestAfterTheHelmStepNothingIsLeftOfItAndNothingBesideItHasChanged(t *testin
 	assert.Contains(t, fmt.Sprint(found), "registry.test/operator:2.17.0")
 	assert.NotContains(t, fmt.Sprint(found), oldToken)
 	require.Empty(t, i.troubles(r, before, 2), "Helm had nothing to do")
+	told := toldOf(i.neighbours(r, before, 1))
+	require.Len(t, told, 1)
+	require.Empty(t, toldOf(i.neighbours(r, before, 1, told...)), "a person has been told of it")
+	i.edit("deployments", "tensor-fusion-sys-controller", `{"spec":{"template":{"spec":{"containers":[{"name":"controller","image":"registry.test/operator:by-another"}]}}}}`)
+	require.Len(t, toldOf(i.neighbours(r, before, 1, told...)), 1, "but not of this")
 
 	require.NoError(t, i.admin.Typed.CoreV1().ConfigMaps(namespace).Delete(t.Context(), "tensor-fusion-sys-rules", metav1.DeleteOptions{}))
 	assert.Contains(t, i.troubles(r, before, 1)[rules], "deleted since")

@@ -98,6 +98,8 @@ type Controller struct {
 type Neighbour struct {
 	Object  string
 	Trouble string // "" when it is ready
+	// Content: it is there and holds something else, which a person may accept.
+	Content bool
 }
 
 // Database is the GreptimeDB that the controller needs at its start.

@@ -246,6 +246,9 @@ type ControllerRequest struct {
 	// until the controller shows their Hash again the answer waits a while, no
 	// longer than it takes a controller to look at every pool.
 	Return []Pool `json:"return,omitempty"`
+	// Told, as in ControllerResult, is what a person has been told and has
+	// answered with retry: it is taken as it is.
+	Told []string `json:"told,omitempty"`
 }
 
 // ControllerResult is the controller as proven.
@@ -259,6 +262,9 @@ type ControllerResult struct {
 	Pools []Pool `json:"pools,omitempty"`
 	// Objects as in Snapshot, now.
 	Objects map[string]string `json:"objects,omitempty"`
+	// Told are digests of what Checks tell of objects that hold something else
+	// than the release says.
+	Told []string `json:"told,omitempty"`
 }
 
 // DriftRequest compares the live UIDs with a snapshot (P12, P14).

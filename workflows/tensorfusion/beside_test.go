@@ -15,6 +15,7 @@ func TestWhatChangesBesideTheHelmStepParksAndRetryTakesItAsItIs(t *testing.T) {
 	i := newInstallation(t)
 	i.objects, i.present = map[string]string{"ConfigMap/tf/rules": "before"}, map[string]string{"ConfigMap/tf/rules": "after"}
 	i.controller = []tensorfusion.Check{{Row: "T10", Class: finding.Wait, Findings: []finding.Finding{{Row: "T10", Object: "ConfigMap/tf/rules", Found: "changed"}}}}
+	i.told = []string{"digest"}
 	h := newHarness(t, i)
 	h.at(time.Minute, func() {
 		require.Contains(t, h.waits(protocol.WaitParked, "helm").Found, "T10 ConfigMap/tf/rules")
@@ -25,6 +26,8 @@ func TestWhatChangesBesideTheHelmStepParksAndRetryTakesItAsItIs(t *testing.T) {
 	require.Len(t, i.awaited, 2)
 	require.Equal(t, i.objects, i.awaited[0].Snapshot.Objects)
 	require.Equal(t, i.present, i.awaited[1].Snapshot.Objects, "who answered had been told")
+	require.Empty(t, i.awaited[0].Told)
+	require.Equal(t, i.told, i.awaited[1].Told)
 	for _, r := range i.awaited {
 		require.Equal(t, i.revision, r.FromRevision)
 	}

@@ -56,6 +56,7 @@ type engine struct {
 	pools    []tensorfusion.Pool // as last seen
 	targets  []target            // the plan's rollouts over those
 	diff     tensorfusion.DiffResult
+	told     []string // what a person knows of the release's objects and has let pass
 	plan     protocol.Plan
 	before   []tensorfusion.PoolPolicy // policy as found, restored at the end
 	held     bool

@@ -25,6 +25,7 @@ func (e *engine) showPlan(ctx workflow.Context, s *stage.Scope) error {
 	if e.locked != nil {
 		return nil
 	}
+	e.diff = tensorfusion.DiffResult{} // of an attempt before: what is empty now is left out of the answer
 	if err := e.do(ctx, s, tensorfusion.DiffActivity, "diff of "+e.release.Name, 5*time.Minute,
 		tensorfusion.DiffRequest{Scope: e.scope, Intent: e.intent, AcceptedFloating: e.floating, Acknowledged: e.acknowledge}, &e.diff); err != nil {
 		return err

@@ -118,6 +118,19 @@ func TestWorkersAndClientsThatThePlanLeavesOutdatedAreForeseen(t *testing.T) {
 	}
 }
 
+// What an answer leaves out because it is empty must not stay from the one before.
+func TestARetriedPlanForgetsWhatIsNoLongerOutdated(t *testing.T) {
+	i := newInstallation(t)
+	i.outdated = []tensorfusion.Outdated{{Pool: "tf-training", Workers: true}}
+	h := newHarness(t, i)
+	h.at(time.Minute, func() {
+		h.waits(protocol.WaitParked, "plan")
+		i.outdated = nil
+		h.answer(protocol.Retry)
+	})
+	require.Equal(t, protocol.OutcomeDone, h.upgrade(upgradeInput()).Outcome)
+}
+
 // A rollback that parks at its end leaves people with two problems.
 func TestARollbackShowsAtItsGateWhatStaysOffAndAsksNoMore(t *testing.T) {
 	i := newInstallation(t)

@@ -128,7 +128,7 @@ func (e *engine) changing() []stage.Stage {
 			Mutates: true, Estimate: time.Minute, Do: e.crds})
 	}
 	helm := stage.Stage{Name: "helm", Purpose: "upgrade the release with auto update kept off, then prove the controller",
-		Mutates: true, Section: true, Estimate: e.limits.Release.D() + e.limits.Controller.D() + 2*e.limits.Hold.D(), Do: e.helm}
+		Mutates: true, Section: true, Estimate: e.limits.Release.D() + 2*e.limits.Controller.D() + lookTime + 2*e.limits.Hold.D(), Do: e.helm}
 	if len(e.diff.Forecast) > 0 {
 		helm.Gate = &stage.Gate{
 			Name:  "helm",
@@ -290,7 +290,8 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 	if err != nil {
 		return err
 	}
-	e.led, e.snapshot.Objects = true, nil
+	e.led = true
+	e.snapshot.AfterHelm()
 	if err := e.aimAgain(c.Pools); err != nil {
 		return err
 	}
@@ -312,11 +313,11 @@ func (e *engine) helm(ctx workflow.Context, s *stage.Scope) error {
 func (e *engine) awaitController(ctx workflow.Context, s *stage.Scope, returning []tensorfusion.Pool) (tensorfusion.ControllerResult, error) {
 	var c tensorfusion.ControllerResult
 	if err := e.do(ctx, s, tensorfusion.AwaitControllerActivity, "wait for the controller", e.limits.Controller.D()+2*time.Minute, tensorfusion.ControllerRequest{
-		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, FromRevision: e.pre.Source.Revision, Limit: e.limits.Controller.D(), Return: returning,
+		Scope: e.scope, Intent: e.intent, Snapshot: e.snapshot, FromRevision: e.pre.Source.Revision, Limit: e.limits.Controller.D(), Return: returning, Told: e.told,
 	}, &c); err != nil {
 		return c, err
 	}
-	e.snapshot.Objects = c.Objects // who answers retry has been told what changed
+	e.snapshot.Objects, e.told = c.Objects, append(e.told, c.Told...) // who answers retry has been told what changed
 	return c, blocked("the new controller is not sound", "Rolling nodes under it could lose allocations or admissions.", c.Checks)
 }
 

@@ -75,6 +75,7 @@ type installation struct {
 	same             bool // the controller's version
 	awaited          []tensorfusion.ControllerRequest
 	objects, present map[string]string // of the release, before and after the Helm step
+	told             []string          // of objects that hold something else
 }
 
 func newInstallation(t *testing.T) *installation {
@@ -278,7 +279,7 @@ func (i *installation) activities() map[string]any {
 		tensorfusion.AwaitControllerActivity: func(_ context.Context, r tensorfusion.ControllerRequest) (tensorfusion.ControllerResult, error) {
 			i.record(tensorfusion.AwaitControllerActivity)
 			i.returning, i.awaited = r.Return, append(i.awaited, r)
-			return tensorfusion.ControllerResult{Image: "controller:2.17.0", Replicas: 2, Leader: "c-0", Checks: i.controller, Pools: or(i.led, pools(i.now)), Objects: i.present}, nil
+			return tensorfusion.ControllerResult{Image: "controller:2.17.0", Replicas: 2, Leader: "c-0", Checks: i.controller, Pools: or(i.led, pools(i.now)), Objects: i.present, Told: i.told}, nil
 		},
 		tensorfusion.PolicyActivity: func(_ context.Context, r tensorfusion.PolicyRequest) (tensorfusion.PolicyResult, error) {
 			i.record(tensorfusion.PolicyActivity, r.Mode)
