@@ -45,7 +45,8 @@ func onNode(name string) *corev1.Affinity {
 // canaryJob is the Job of a request: one pod, no second try.
 func canaryJob(req CanaryJobRequest) *batchv1.Job {
 	container := corev1.Container{
-		Name: probeContainer, Image: req.Image,
+		// The agent's image, or one whose entry point takes the same word.
+		Name: probeContainer, Image: req.Image, Args: []string{"probe"},
 		Env: []corev1.EnvVar{
 			{Name: "REFIT_PROBE_GPU_COUNT", Value: fmt.Sprint(probeGPUCount)},
 			{Name: "REFIT_PROBE_VRAM_LIMIT", Value: probeVRAM},

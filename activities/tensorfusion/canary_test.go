@@ -108,6 +108,7 @@ func TestTheCanaryPodIsWhatAUserWouldWrite(t *testing.T) {
 	}
 	assert.Equal(t, "n", pinned(template.Spec), "by its name: its hostname label may be another one")
 	assert.Empty(t, template.Spec.NodeSelector)
+	assert.Equal(t, []string{"probe"}, template.Spec.Containers[0].Args, "the command of the agent's image")
 	assert.Equal(t, int32(0), *job.Spec.BackoffLimit, "a second pod could hide the first one's verdict")
 }
 

@@ -80,8 +80,9 @@ type Validation struct {
 	// Expect is what every host's agent requires beside the baseline; with
 	// tensorFusion in it also what the hypervisor on the host answers.
 	Expect *gpu.Expect `json:"expect,omitempty"`
-	// CanaryImage holds the CUDA probe run at the end in each rolled pool;
-	// empty skips the Job and must be acknowledged as "T20".
+	// CanaryImage holds the CUDA probe run at the end in each rolled pool with
+	// the argument probe: the agent's image does. Empty skips the Job and must be
+	// acknowledged as "T20".
 	CanaryImage string `json:"canaryImage,omitempty"`
 }
 
