@@ -103,8 +103,9 @@ test-long: world product $(CASSANDRA) $(BIN)/testreport ## more kill points, see
 	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e ./tests/datastores ./activities/cassandra
 
 # The tests mostly wait, so two of them share the cores. They run on real clocks
-# (a heartbeat may be 5 s late), so not more.
-E2E := $(GO) test $(GOFLAGS_BUILD) -count=1 -parallel 2
+# (a heartbeat may be 5 s late), so not more. A real controller listens on one
+# port whatever its sandbox: then one at a time.
+E2E := $(GO) test $(GOFLAGS_BUILD) -count=1 -parallel $(if $(REFIT_TEST_TENSORFUSION),1,2)
 
 race: $(BIN)/testreport ## the race detector on what is concurrent
 	$(CGO) $(TEST_ENV) $(REPORT) $(GO) test -race -- $(RACE_PACKAGES)
