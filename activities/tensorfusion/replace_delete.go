@@ -77,6 +77,9 @@ func (r *replacement) delete(ctx context.Context, pods []doomedPod) error {
 		r.setMemory(p.host, func(m *hostMemory) { m.Deleted = true })
 	}
 	if err := r.record(ctx); err != nil {
+		for _, p := range pods { // none was asked for
+			r.setMemory(p.host, func(m *hostMemory) { m.Deleted = asked[p.host] })
+		}
 		return err
 	}
 	var wg sync.WaitGroup

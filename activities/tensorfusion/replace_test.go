@@ -154,6 +154,7 @@ func TestWhatIsAboutToBeDeletedIsRecordedBeforeTheFirstRequest(t *testing.T) {
 	_, err := r.run(t.Context())
 	require.ErrorContains(t, err, "the server is away")
 	assert.Zero(t, deletes(), "nothing is deleted that is not recorded")
+	assert.False(t, r.remember()[hosts[0].Name].Deleted, "nor taken for deleted")
 	for _, h := range hosts {
 		assert.True(t, kept[h.Name].Deleted)
 		assert.NotNil(t, kept[h.Name].Before, "the GPUs as they were")
