@@ -110,8 +110,8 @@ func TestSessionsThatCameSinceTheApprovalAreAskedForAnew(t *testing.T) {
 	require.Contains(t, w.log, "flag on")
 }
 
-// A repair before a retry takes its time too.
-func TestSessionsThatCameBeforeARetryAreAskedForAnew(t *testing.T) {
+// retried is a roll that stalls after its approval; repair comes before the retry.
+func retried(t *testing.T, repair func(*workload)) (*workload, *harness, Input) {
 	w, h := newWorkload(t)
 	w.stalled = true
 	in := workerInput()
@@ -119,9 +119,15 @@ func TestSessionsThatCameBeforeARetryAreAskedForAnew(t *testing.T) {
 	h.at(time.Hour, func() { h.signal(protocol.Approve, protocol.Answer{By: "ann"}) })
 	h.at(2*time.Hour, func() {
 		h.waits(protocol.WaitParked, roll)
-		w.do(func() { w.stalled = false; w.idle = true })
+		w.do(func() { repair(w) })
 		h.signal(protocol.Retry, protocol.Answer{})
 	})
+	return w, h, in
+}
+
+// A repair before a retry takes its time too.
+func TestSessionsThatCameBeforeARetryAreAskedForAnew(t *testing.T) {
+	w, h, in := retried(t, func(w *workload) { w.stalled = false; w.idle = true })
 	asked := false
 	h.at(3*time.Hour, func() {
 		asked = true
@@ -163,16 +169,7 @@ func TestWorkersThatStallParkWithTheFlagOffAndGoOnAfterRetry(t *testing.T) {
 // The controller calls its roll complete as soon as every workload has its new
 // template, whether the new workers run or not.
 func TestARetryWaitsForWorkersThatAreNewButNotReady(t *testing.T) {
-	w, h := newWorkload(t)
-	w.stalled = true
-	in := workerInput()
-	in.Strategy.Approvers = 1
-	h.at(time.Hour, func() { h.signal(protocol.Approve, protocol.Answer{By: "ann"}) })
-	h.at(2*time.Hour, func() {
-		h.waits(protocol.WaitParked, roll)
-		w.do(func() { w.stale, w.stalled, w.missing = false, false, 1 })
-		h.signal(protocol.Retry, protocol.Answer{})
-	})
+	w, h, in := retried(t, func(w *workload) { w.stale, w.stalled, w.missing = false, false, 1 })
 	r := h.run(in)
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
 	require.Equal(t, protocol.Progress{Done: 1, Total: 1}, r.Progress)

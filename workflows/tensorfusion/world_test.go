@@ -38,32 +38,31 @@ type installation struct {
 	t   *testing.T
 	log []string // the activities that ran, in order
 
-	taken         bool
-	checks        [][]tensorfusion.Check // of each preflight in turn, the last one for ever
-	noChange      bool
-	returning     []tensorfusion.Pool
-	undone        []tensorfusion.PoolPolicy
-	template      string // of every pool, as preflight and the new controller see it
-	now           string
-	changes       []tensorfusion.ObjectChange
-	planned       []tensorfusion.ObservePoolRequest
-	forecast      []finding.Finding
-	drift         map[string][]finding.Finding // by number of the call, "*" for the next
-	broken        []finding.Finding            // of the next assertion
-	controller    []tensorfusion.Check
-	rolled        []rollout.Input
-	releases      []tensorfusion.ReleaseRequest
-	policies      []tensorfusion.PolicyRequest
-	drifts        []tensorfusion.DriftRequest
-	policyRefused bool
-	unheld        int // holds and assertions that the pools do not show, from the first on
-	holds         []tensorfusion.HoldRequest
-	fleet         []string // more nodes of pool shared
-	receipts      []tensorfusion.ReceiptRequest
-	rollbacks     []RollbackInput
-	rollbackEnd   protocol.Receipt
-	revision      int // deployed
-
+	taken            bool
+	checks           [][]tensorfusion.Check // of each preflight in turn, the last one for ever
+	noChange         bool
+	returning        []tensorfusion.Pool
+	undone           []tensorfusion.PoolPolicy
+	template         string // of every pool, as preflight and the new controller see it
+	now              string
+	changes          []tensorfusion.ObjectChange
+	planned          []tensorfusion.ObservePoolRequest
+	forecast         []finding.Finding
+	drift            map[string][]finding.Finding // by number of the call, "*" for the next
+	broken           []finding.Finding            // of the next assertion
+	controller       []tensorfusion.Check
+	rolled           []rollout.Input
+	releases         []tensorfusion.ReleaseRequest
+	policies         []tensorfusion.PolicyRequest
+	drifts           []tensorfusion.DriftRequest
+	policyRefused    bool
+	unheld           int // holds and assertions that the pools do not show, from the first on
+	holds            []tensorfusion.HoldRequest
+	fleet            []string // more nodes of pool shared
+	receipts         []tensorfusion.ReceiptRequest
+	rollbacks        []RollbackInput
+	rollbackEnd      protocol.Receipt
+	revision         int                 // deployed
 	seen, led        []tensorfusion.Pool // instead of pools, by the preflight and under the new controller
 	proven           bool                // every host is on target whatever the goal
 	outdated         []tensorfusion.Outdated
