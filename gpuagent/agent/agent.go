@@ -190,7 +190,7 @@ var ErrBadRequest = errors.New("bad request")
 
 // badRequest is a Failure of class Stop that is the request's own fault.
 func badRequest(object, expected, found, next string) error {
-	return errors.Join(&setup.Failure{Class: setup.Stop, Object: object, Expected: expected, Found: found, Next: next}, ErrBadRequest)
+	return &setup.Failure{Class: setup.Stop, Object: object, Expected: expected, Found: found, Next: next, Cause: ErrBadRequest}
 }
 
 // Examine answers every row, and gives the result without its rows.

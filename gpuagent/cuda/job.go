@@ -199,7 +199,7 @@ func Command() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "probe",
-		Short: "prove with CUDA calls that the visible GPUs run work",
+		Short: "Prove with CUDA calls that the visible GPUs run work",
 		Long: "probe runs a kernel, a memory pattern and, with --copies, timed copies on each visible GPU or MIG device, " +
 			"and writes the verdict as JSON to standard output and to the container's termination message. Exit code 0 is pass.",
 		Args:          cobra.NoArgs,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,6 +82,9 @@ func readFile[T any](path string) (*T, error) {
 	if err != nil {
 		return nil, bad("%w", err)
 	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return nil, bad("read %s: expected YAML or JSON, found an empty file", path)
+	}
 	var out T
 	if err := yaml.UnmarshalStrict(b, &out); err != nil {
 		return nil, bad("read %s: %w", path, err)
@@ -118,7 +122,10 @@ func report(w io.Writer, format string, all bool, checks []gpu.Check, result gpu
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format.Header = jptext.FormatDefault
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 3, WidthMax: 44}, {Number: 4, WidthMax: 44}, {Number: 5, WidthMax: 60}})
+	column := func(number, width int) table.ColumnConfig {
+		return table.ColumnConfig{Number: number, WidthMax: width, WidthMaxEnforcer: jptext.WrapSoft}
+	}
+	t.SetColumnConfigs([]table.ColumnConfig{column(3, 44), column(4, 44), column(5, 60)})
 	t.AppendHeader(table.Row{"check", "device", "expected", "found", "hint", "result"})
 	skipped := 0
 	for _, k := range result.Checks {

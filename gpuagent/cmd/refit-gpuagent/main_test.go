@@ -151,9 +151,11 @@ func TestWhatAHostIsDeclaredToHaveIsReadStrictly(t *testing.T) {
 	code, out := invoke("check", "--expect", file)
 	require.Equal(t, exitUnfit, code)
 	require.Contains(t, out, "8 (declared)")
-	require.NoError(t, os.WriteFile(file, []byte("gpu: 8\n"), 0o600))
-	code, _ = invoke("check", "--expect", file)
-	require.Equal(t, 2, code)
+	for _, wrong := range []string{"gpu: 8\n", "\n"} {
+		require.NoError(t, os.WriteFile(file, []byte(wrong), 0o600))
+		code, _ = invoke("check", "--expect", file)
+		require.Equal(t, 2, code, "%q", wrong)
+	}
 }
 
 func TestBadInputEndsWithTwo(t *testing.T) {
