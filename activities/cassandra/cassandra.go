@@ -7,7 +7,6 @@ package cassandra
 
 import (
 	"context"
-	"net"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -45,18 +44,15 @@ const (
 	pace      = 3 * time.Second
 )
 
-// Dial opens a connection to a pod's port, Exec runs a command in a pod.
-type (
-	Dial func(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error)
-	Exec func(ctx context.Context, c *kube.Client, cmd kube.Command) (kube.Exit, error)
-)
+// Exec runs a command in a pod.
+type Exec func(ctx context.Context, c *kube.Client, cmd kube.Command) (kube.Exit, error)
 
 // Activities of one worker.
 type Activities struct {
 	Clusters  *kube.Clusters
 	Artifacts *artifact.Store
-	// Dial and Exec replace those of kube.Client where pods have no kubelet.
-	Dial Dial
+	Dial      kube.Dial
+	// Exec replaces kube.Client.Exec where pods have no kubelet.
 	Exec Exec
 	// Pace, when set, replaces how often members are asked.
 	Pace time.Duration

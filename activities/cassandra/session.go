@@ -69,10 +69,7 @@ func (c *cluster) login(ctx context.Context, pod *corev1.Pod, l Login) (*session
 }
 
 func (c *cluster) dial(ctx context.Context, pod string) (net.Conn, error) {
-	if c.a.Dial != nil {
-		return c.a.Dial(ctx, c.client, c.place.Namespace, pod, c.place.Members.Port)
-	}
-	return c.client.DialPod(ctx, c.place.Namespace, pod, c.place.Members.Port)
+	return c.a.Dial.Pod(ctx, c.client, c.place.Namespace, pod, c.place.Members.Port)
 }
 
 // podDialer leads every connection of a session to one pod. gocql gives the

@@ -39,6 +39,8 @@ type Client struct {
 	Mapper meta.ResettableRESTMapper
 
 	source source
+	// inside: the worker runs in this cluster, so that pods may be near.
+	inside bool
 }
 
 // NewClient connects with a bare configuration; Clusters.Connect is the way of

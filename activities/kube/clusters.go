@@ -189,7 +189,7 @@ func (c *Clusters) client(name string) (*Client, error) {
 	if err != nil {
 		return nil, configError(name, src, err)
 	}
-	client.Cluster, client.source = name, src
+	client.Cluster, client.source, client.inside = name, src, src.path == ""
 	c.clients[name] = cached{stamp: now, client: client}
 	return client, nil
 }

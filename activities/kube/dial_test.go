@@ -2,11 +2,13 @@ package kube_test
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
 	"k8s.io/client-go/rest"
@@ -24,9 +27,16 @@ import (
 
 // kubelet speaks the server's side of port-forward, as a real one does behind
 // an API server: it connects each data stream to a local port, and complains on
-// the error stream when that is refused.
-func kubelet(t *testing.T) *kube.Client {
+// the error stream when that is refused. It tunnels to db-0 alone; the pods are
+// those that the API server lists.
+func kubelet(t *testing.T, pods ...corev1.Pod) *kube.Client {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); ok && r.URL.Path == "/api/v1/namespaces/ns/pods" {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
+				Items: slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool { return p.Name != name })})
+			return
+		}
 		if r.URL.Path != "/api/v1/namespaces/ns/pods/db-0/portforward" {
 			http.NotFound(w, r)
 			return
@@ -180,4 +190,29 @@ func TestDialPodHasDeadlinesAndObeysTheContext(t *testing.T) {
 	cancel()
 	_, err = c.DialPod(ctx, "ns", "db-0", port)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestInsideItsClusterAPodIsDialledStraightUnlessSomethingIsInTheWay(t *testing.T) {
+	pod := func(name, address string, phase corev1.PodPhase) corev1.Pod {
+		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.PodStatus{Phase: phase, PodIP: address}}
+	}
+	port := echo(t) // on 127.0.0.1 alone
+	pods := []corev1.Pod{pod("near-0", "127.0.0.1", corev1.PodRunning), pod("ended-0", "127.0.0.1", corev1.PodFailed), pod("db-0", "127.0.0.2", corev1.PodRunning)}
+	answers := func(c *kube.Client, name string) error {
+		conn, err := c.DialPod(t.Context(), "ns", name, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		_, err = io.WriteString(conn, "x")
+		require.NoError(t, err)
+		_, err = io.ReadFull(conn, make([]byte, 1))
+		return err
+	}
+	inside := kube.Inside(kubelet(t, pods...))
+	require.NoError(t, answers(inside, "near-0"), "no tunnel leads there")
+	require.NoError(t, answers(inside, "db-0"), "nobody listens at its address: the tunnel is left")
+	require.Error(t, answers(inside, "ended-0"), "another pod may have its address by now")
+	require.Error(t, answers(kubelet(t, pods...), "near-0"), "a worker elsewhere knows no way but the tunnel")
 }

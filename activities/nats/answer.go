@@ -45,6 +45,8 @@ type State struct {
 	Messages uint64 `json:"messages"`
 	FirstSeq uint64 `json:"first_seq"`
 	LastSeq  uint64 `json:"last_seq"`
+	// FirstTime is when the first message was taken in.
+	FirstTime time.Time `json:"first_ts,omitzero"`
 }
 
 // Hosted is a stream as one server holds it.
@@ -76,6 +78,12 @@ type settings struct {
 	Retention string        `json:"retention"`
 	MaxAge    time.Duration `json:"max_age"`
 	MessageTT bool          `json:"allow_msg_ttl"`
+	// Limits that make room for new messages by dropping old ones: -1 or 0 is
+	// none. A message with a rollup header replaces others, too.
+	MaxMessages   int64 `json:"max_msgs"`
+	MaxBytes      int64 `json:"max_bytes"`
+	MaxPerSubject int64 `json:"max_msgs_per_subject"`
+	Rollup        bool  `json:"allow_rollup_hdrs"`
 }
 
 // jsz is one page of /jsz, with pointers where absence matters.
@@ -98,9 +106,10 @@ type jszStream struct {
 	Config  json.RawMessage `json:"config"`
 	Group   *Group          `json:"cluster"`
 	State   struct {
-		Messages *uint64 `json:"messages"`
-		FirstSeq uint64  `json:"first_seq"`
-		LastSeq  uint64  `json:"last_seq"`
+		Messages  *uint64   `json:"messages"`
+		FirstSeq  uint64    `json:"first_seq"`
+		LastSeq   uint64    `json:"last_seq"`
+		FirstTime time.Time `json:"first_ts"`
 	} `json:"state"`
 	Consumers []Consumer `json:"consumer_detail"`
 }

@@ -76,7 +76,7 @@ func (l *looker) connect(ctx context.Context, login Login, answers []Answer) (*n
 		}
 		conn, err := nats.Connect("nats://"+a.Pod, credentials, nats.Name(kube.UserAgent), nats.NoReconnect(), nats.Timeout(dialLimit),
 			nats.SkipHostLookup(), nats.IgnoreDiscoveredServers(), nats.SetCustomDialer(podDialer{ctx: ctx, dial: func(ctx context.Context) (net.Conn, error) {
-				return l.a.dial(ctx, l.client, l.place.Namespace, a.Pod, l.place.Servers.ClientPort)
+				return l.a.Dial.Pod(ctx, l.client, l.place.Namespace, a.Pod, l.place.Servers.ClientPort)
 			}}))
 		if err == nil {
 			return conn, nil

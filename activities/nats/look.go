@@ -78,7 +78,7 @@ func (l *looker) monitor(pod *corev1.Pod) *monitor {
 	}
 	name := pod.Name
 	m := newMonitor(func(ctx context.Context) (net.Conn, error) {
-		return l.a.dial(ctx, l.client, l.place.Namespace, name, l.place.Servers.MonitorPort)
+		return l.a.Dial.Pod(ctx, l.client, l.place.Namespace, name, l.place.Servers.MonitorPort)
 	})
 	l.monitors[uid] = m
 	return m

@@ -123,7 +123,7 @@ func (m *monitor) streams(ctx context.Context, page int, a *Answer) error {
 func hosted(account jszAccounts, s jszStream) (Hosted, error) {
 	h := Hosted{
 		Account: account.Name, AccountID: account.ID, Name: s.Name, Created: s.Created, Config: s.Config, Group: s.Group,
-		State: State{FirstSeq: s.State.FirstSeq, LastSeq: s.State.LastSeq}, Consumers: s.Consumers,
+		State: State{FirstSeq: s.State.FirstSeq, LastSeq: s.State.LastSeq, FirstTime: s.State.FirstTime}, Consumers: s.Consumers,
 	}
 	what := "stream " + account.Name + "/" + s.Name
 	if s.State.Messages == nil {

@@ -6,8 +6,6 @@
 package nats
 
 import (
-	"context"
-	"net"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -42,21 +40,19 @@ const (
 	dialLimit = 30 * time.Second
 	readLimit = 30 * time.Second
 
-	// settlePace is how often streams are looked at while they settle; drainPace
+	// raisePace is how often the copies of one stream are looked for: they take
+	// about a second. settlePace is for all of them while they settle; drainPace
 	// while their consumers work: that takes minutes.
+	raisePace  = 200 * time.Millisecond
 	settlePace = 500 * time.Millisecond
 	drainPace  = 5 * time.Second
 )
-
-// Dial opens a connection to a pod's port.
-type Dial func(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error)
 
 // Activities of one worker.
 type Activities struct {
 	Clusters  *kube.Clusters
 	Artifacts *artifact.Store
-	// Dial replaces kube.Client.DialPod where pods have no kubelet.
-	Dial Dial
+	Dial      kube.Dial
 	// Pace, when set, replaces how often servers are looked at, and Stable for
 	// how long streams must look right: a test has no minutes.
 	Pace, Stable time.Duration
@@ -109,13 +105,6 @@ func (s Servers) WithDefaults() Servers {
 		s.ClientPort = 4222
 	}
 	return s
-}
-
-func (a *Activities) dial(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error) {
-	if a.Dial != nil {
-		return a.Dial(ctx, c, namespace, pod, port)
-	}
-	return c.DialPod(ctx, namespace, pod, port)
 }
 
 func (a *Activities) stable() time.Duration {

@@ -185,7 +185,7 @@ func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult
 		return out, err
 	}
 	defer l.close()
-	err = l.until(ctx, r.Limit, settlePace, func(ctx context.Context, answers []Answer) (verdict, error) {
+	err = l.until(ctx, r.Limit, raisePace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		waiting, lost := raised(v, []Record{r.Stream})
 		s, known := v.find(r.Stream)

@@ -22,8 +22,10 @@ type Record struct {
 	Replicas int   `json:"replicas"`
 	State    State `json:"state"`
 	// Leaving: messages leave by themselves (work queue, interest, maximum
-	// age), so fewer of them is no loss.
+	// age), so fewer of them is no loss. Bounded: new messages take the place of
+	// old ones.
 	Leaving bool `json:"leaving,omitempty"`
+	Bounded bool `json:"bounded,omitempty"`
 }
 
 func (r Record) String() string { return "stream " + r.Account + "/" + r.Name }
@@ -32,6 +34,7 @@ func (s Stream) record() Record {
 	return Record{
 		Account: s.Account, AccountID: s.AccountID, Name: s.Name, Created: s.Created, Storage: s.Storage, Replicas: s.Replicas, State: s.State,
 		Leaving: s.Retention == "workqueue" || s.Retention == "interest" || s.MaxAge > 0 || s.MessageTT,
+		Bounded: s.MaxMessages > 0 || s.MaxBytes > 0 || s.MaxPerSubject > 0 || s.Rollup,
 	}
 }
 
@@ -45,28 +48,42 @@ func (v View) find(r Record) (Stream, bool) {
 	return v.Streams[i], true
 }
 
-// Lost says that a stream holds less than it did: its sequence went back, or
-// messages are missing although nobody has published meanwhile. Services
-// publish and consume while a raise or a roll goes on, so nothing more can be
-// asked of the counts.
+// Lost says that a stream holds less than it did: its sequence went back, the
+// first message is another one under the same number, or messages are missing
+// although nobody has published meanwhile. Services publish and consume while a
+// raise or a roll goes on, so nothing more can be asked of every stream.
 func Lost(before Record, s Stream) (finding.Finding, bool) {
 	b, now := before.State, s.State
-	f := finding.Finding{
-		Object: s.String(), Expected: fmt.Sprintf("nothing lost of %d messages (sequence %d to %d)", b.Messages, b.FirstSeq, b.LastSeq),
-		Found: fmt.Sprintf("%d messages (sequence %d to %d)", now.Messages, now.FirstSeq, now.LastSeq),
-		Why:   "messages are gone, although the stream is there and its replicas read current",
-		Next:  "do not go on before it is known what the messages were; publishers may have to send them again",
-	}
+	f := loss(before, s)
 	switch {
 	case !s.Created.Equal(before.Created):
 		f.Found += ", and it was created anew at " + s.Created.Format(time.RFC3339)
 		return f, true
 	case now.LastSeq < b.LastSeq, now.FirstSeq < b.FirstSeq:
 		return f, true
+	case b.Messages > 0 && now.Messages > 0 && now.FirstSeq == b.FirstSeq && !b.FirstTime.IsZero() && !now.FirstTime.Equal(b.FirstTime):
+		f.Found += ", the first of them from " + now.FirstTime.Format(time.RFC3339Nano) + " and not from " + b.FirstTime.Format(time.RFC3339Nano)
+		return f, true
 	case now.LastSeq == b.LastSeq && now.Messages < b.Messages && !before.Leaving:
 		return f, true
 	}
 	return f, false
+}
+
+// lower says that a replicated stream holds fewer messages than it did although
+// none of them leaves by itself or for a new one. A restart keeps them all.
+func lower(before Record, s Stream) (finding.Finding, bool) {
+	return loss(before, s), before.Replicas >= TargetReplicas && !before.Leaving && !before.Bounded && s.State.Messages < before.State.Messages
+}
+
+func loss(before Record, s Stream) finding.Finding {
+	b, now := before.State, s.State
+	return finding.Finding{
+		Object: s.String(), Expected: fmt.Sprintf("nothing lost of %d messages (sequence %d to %d)", b.Messages, b.FirstSeq, b.LastSeq),
+		Found: fmt.Sprintf("%d messages (sequence %d to %d)", now.Messages, now.FirstSeq, now.LastSeq),
+		Why:   "messages are gone, although the stream is there and its replicas read current",
+		Next:  "do not go on before it is known what the messages were; publishers may have to send them again",
+	}
 }
 
 // drift compares a configuration with the one that was saved: every saved

@@ -2,6 +2,7 @@ package nats
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -115,6 +116,63 @@ func TestCountsMustBeEqualOnlyWhereNobodyPublished(t *testing.T) {
 	}
 	_, lost := Lost(Record{Created: time.Unix(1, 0)}, Stream{Created: time.Unix(2, 0)})
 	require.True(t, lost, "created anew")
+}
+
+func TestAStreamThatWasEmptiedAndFilledAnewIsLost(t *testing.T) {
+	then := time.Unix(100, 0)
+	before := Record{State: State{Messages: 10, FirstSeq: 1, LastSeq: 10, FirstTime: then}}
+	after := State{Messages: 12, FirstSeq: 1, LastSeq: 12, FirstTime: then}
+	_, lost := Lost(before, Stream{State: after})
+	require.False(t, lost, "its first message is the one it was")
+	after.FirstTime = then.Add(time.Minute)
+	f, lost := Lost(before, Stream{State: after})
+	require.True(t, lost, "publishers were quick: its sequence is beyond what it was")
+	require.Contains(t, f.Found, "the first of them from 1970-01-01T00:02:40")
+	_, lost = Lost(Record{State: State{FirstSeq: 1}}, Stream{State: after})
+	require.False(t, lost, "nothing was in it")
+}
+
+func TestAReplicatedStreamMustNotHoldFewerMessagesAfterARoll(t *testing.T) {
+	saved := save(Place{}, Judge(recorded(t, "raised")))
+	at := slices.IndexFunc(saved.Streams, func(s SavedStream) bool { return s.Name == "M1" })
+	require.Equal(t, 3, saved.Streams[at].Replicas)
+	holds := saved.Streams[at].State
+	saved.Streams = saved.Streams[at : at+1]
+	s := &saved.Streams[0]
+	s.State.Messages, s.State.LastSeq = holds.Messages+5, holds.LastSeq-5 // five were published since, and ten are gone
+	judge := func() comparison {
+		c, err := compare(recorded(t, "rolled"), saved)
+		require.NoError(t, err)
+		return c
+	}
+	require.Len(t, judge().lost, 1)
+	s.Bounded = true
+	require.Empty(t, judge().lost, "new ones have taken their place")
+	s.Bounded, s.Leaving = false, true
+	require.Empty(t, judge().lost, "they were worked off")
+	s.Leaving, s.Replicas = false, 1
+	require.Empty(t, judge().lost, "one copy promises nothing")
+}
+
+func TestLimitsOfAStreamSayWhetherItsMessagesStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		config           string
+		leaving, bounded bool
+	}{
+		"no limit":              {`{"storage":"file","retention":"limits","max_msgs":-1,"max_bytes":-1,"max_msgs_per_subject":-1}`, false, false},
+		"a work queue":          {`{"storage":"memory","retention":"workqueue"}`, true, false},
+		"an age":                {`{"storage":"file","max_age":1000}`, true, false},
+		"a number":              {`{"storage":"file","max_msgs":5}`, false, true},
+		"a size":                {`{"storage":"file","max_bytes":5}`, false, true},
+		"the last of a subject": {`{"storage":"file","max_msgs_per_subject":1}`, false, true},
+		"rollups":               {`{"storage":"file","allow_rollup_hdrs":true}`, false, true},
+	} {
+		h := Hosted{Config: json.RawMessage(c.config)}
+		require.NoError(t, h.read(), name)
+		r := Stream{settings: h.config}.record()
+		require.Equal(t, c.leaving, r.Leaving, name)
+		require.Equal(t, c.bounded, r.Bounded, name)
+	}
 }
 
 func TestAReplicaOrLeaderThatFlapsBeginsTheWaitAnew(t *testing.T) {

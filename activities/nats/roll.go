@@ -156,7 +156,11 @@ func compare(answers []Answer, saved Saved) (comparison, error) {
 			c.waiting = append(c.waiting, f)
 			continue
 		}
-		if l, is := Lost(b.Record, s); is {
+		l, is := Lost(b.Record, s)
+		if !is {
+			l, is = lower(b.Record, s)
+		}
+		if is {
 			switch {
 			case b.Storage == memory && b.Replicas == 1 && b.State.Messages == 0 && s.Created.Equal(b.Created):
 				c.emptied = append(c.emptied, b.Account+"/"+b.Name)

@@ -81,15 +81,7 @@ func (l *looker) mayChange(ctx context.Context) error {
 
 // fence stops a run that has lost its Lease. What only reads may have none.
 func (l *looker) fence(ctx context.Context) error {
-	if l.place.Holder == "" {
-		return nil
-	}
-	err := lease.Verify(ctx, l.client.Typed, l.place.Namespace, l.place.Release, l.place.Holder, "")
-	if f, lost := lease.LockedFinding(err); lost {
-		// Locked closes a run that never began; this one is at work and parks.
-		return f.Error(finding.Stop)
-	}
-	return err
+	return lease.Held{Namespace: l.place.Namespace, Release: l.place.Release, Holder: l.place.Holder}.Check(ctx, l.client.Typed)
 }
 
 // look asks every member at the same time. A member that does not answer is
@@ -201,7 +193,7 @@ func (l *looker) server(m Member) (*server, error) {
 		return s, nil
 	}
 	s, err := newServer(m.Pod, l.token, func(ctx context.Context) (net.Conn, error) {
-		return l.a.dial(ctx, l.client, l.place.Namespace, m.Pod, l.place.Servers.Port)
+		return l.a.Dial.Pod(ctx, l.client, l.place.Namespace, m.Pod, l.place.Servers.Port)
 	})
 	if err == nil {
 		l.servers[m.UID] = s

@@ -6,8 +6,6 @@
 package openbao
 
 import (
-	"context"
-	"net"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -49,15 +47,11 @@ const (
 	lookPace = time.Second
 )
 
-// Dial opens a connection to a pod's port.
-type Dial func(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error)
-
 // Activities of one worker.
 type Activities struct {
 	Clusters  *kube.Clusters
 	Artifacts *artifact.Store
-	// Dial replaces kube.Client.DialPod where pods have no kubelet.
-	Dial Dial
+	Dial      kube.Dial
 	// Pace, when set, replaces how often members are looked at, and Stable for
 	// how long they must look right: a test has no minutes.
 	Pace, Stable time.Duration
@@ -129,13 +123,6 @@ type Want struct {
 	Members int `json:"members"`
 	// ClusterID, once it is known, is the one that every member keeps.
 	ClusterID string `json:"clusterID,omitempty"`
-}
-
-func (a *Activities) dial(ctx context.Context, c *kube.Client, namespace, pod string, port int) (net.Conn, error) {
-	if a.Dial != nil {
-		return a.Dial(ctx, c, namespace, pod, port)
-	}
-	return c.DialPod(ctx, namespace, pod, port)
 }
 
 func (a *Activities) pace() time.Duration {
