@@ -110,7 +110,9 @@ func (c *cluster) repair(ctx context.Context, r RepairRequest, keyspace string) 
 	var last error
 	for since := r.Since; out.Attempts < tries; {
 		if out.Attempts > 0 { // what is in the way may end meanwhile
-			if err := rest(ctx, min(pause, 20*c.a.pace())); err != nil {
+			again := min(pause, 20*c.a.pace())
+			c.record.Say(fmt.Sprintf("%v; tried again after %s", last, again))
+			if err := rest(ctx, again); err != nil {
 				return out, err
 			}
 		}

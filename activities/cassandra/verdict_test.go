@@ -41,6 +41,7 @@ func TestARingIsWholeOnlyAsEveryMemberSeesIt(t *testing.T) {
 		"found none; cassandra-0 sees it":  func(a []Answer) { a[0].Ring[0].Address = "127.0.2.99" },
 		"connection refused; the pod: not": func(a []Answer) { a[1].Trouble, a[1].Unready = "connection refused", "not Ready: x" },
 		"expected a pod that is Ready":     func(a []Answer) { a[2].Unready = "not Ready: ContainersNotReady" },
+		"for all members, found dc1, dc2":  func(a []Answer) { a[0].Ring[1].DataCenter = "dc2" },
 		"UNREACHABLE, d03783d7": func(a []Answer) {
 			a[1].Description.Versions = append(a[1].Description.Versions, SchemaVersion{"UNREACHABLE", []string{"127.0.2.13"}})
 		},

@@ -50,7 +50,7 @@ func JudgeRing(answers []Answer, want int, row string) Ring {
 			addresses[ip] = a.Pod
 		}
 	}
-	schemas := map[string][]string{}
+	schemas, centers := map[string][]string{}, map[string]bool{}
 	for _, a := range answers {
 		r.Members = append(r.Members, a.Pod)
 		object := "Cassandra member " + a.Pod
@@ -64,6 +64,9 @@ func JudgeRing(answers []Answer, want int, row string) Ring {
 		}
 		for _, f := range a.complaints(addresses, want) {
 			bad(f)
+		}
+		for _, n := range a.Ring {
+			centers[n.DataCenter] = true
 		}
 		for _, v := range a.Description.Versions {
 			if !slices.Contains(schemas[v.Version], a.Pod) {
@@ -81,6 +84,10 @@ func JudgeRing(answers []Answer, want int, row string) Ring {
 	}
 	if len(answers) != want {
 		bad(finding.Finding{Object: "members of Cassandra", Expected: fmt.Sprint(want), Found: fmt.Sprintf("%d pods", len(answers)), Next: "check namespace, StatefulSet and container in the plan"})
+	}
+	if len(centers) > 1 {
+		bad(finding.Finding{Object: "data centres of Cassandra", Expected: "one for all members", Found: strings.Join(slices.Sorted(maps.Keys(centers)), ", "),
+			Why: "copies are asked for in one: members of another hold none of them", Next: "find out which member was told another " + dataCenterVariable + ", and take it out by the vendor's procedure"})
 	}
 	versions := slices.Sorted(maps.Keys(schemas))
 	switch {

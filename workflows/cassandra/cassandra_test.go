@@ -174,3 +174,20 @@ func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
 	h := newHarness(t, newSystem(1))
 	h.RefusesInput(protocol.CassandraExpand, ExpandInput{Site: site()})
 }
+
+func TestCopiesThatSomebodyTakesAwayMeanwhileAreNotCalledRaised(t *testing.T) {
+	s := newSystem(3)
+	s.repaired = func() {
+		if s.factors["nvcf_api"] == 3 && s.factors["sis_api"] == 3 {
+			s.factors["nvcf_api"] = 1
+		}
+	}
+	h := newHarness(t, s)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("verify").Found, "N188: keyspace nvcf_api: expected 3 copies in ncp, found nvcf_api NetworkTopologyStrategy {ncp=1}")
+		h.Answer(protocol.Abort)
+	})
+	var out ReplicationResult
+	h.Run(protocol.CassandraReplication, replicationInput(), &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+}

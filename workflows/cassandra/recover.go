@@ -1,6 +1,7 @@
 package cassandra
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -62,14 +63,18 @@ func (e *expand) mend(ctx workflow.Context, more acts.Keyspace) error {
 		"If it is still refused then, restore by the reviewed procedure", acts.AuthKeyspace), nil, e.locked.Findings...)
 }
 
+// errMended ends the way back before anybody has left.
+var errMended = errors.New("the administrator is let in again")
+
 // takeBack is what the gate allows; a member that has left already is passed
-// over. No window delays it: whoever has approved it has decided that.
+// over. No window delays it: whoever has approved it has decided that. It is
+// the other end of the expansion's section.
 func (e *expand) takeBack(ctx workflow.Context, s *stage.Scope) error {
-	err := s.SectionNow(ctx, "recovery", func(ctx workflow.Context) error { return e.leave(ctx, s) })
-	if err != nil || e.recovering {
-		return err
+	err := s.SectionNow(ctx, theSection, func(ctx workflow.Context) error { return e.leave(ctx, s) })
+	if errors.Is(err, errMended) {
+		return e.expand(ctx, s)
 	}
-	return e.expand(ctx, s)
+	return err
 }
 
 func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
@@ -80,7 +85,7 @@ func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
 		}
 		if !now.LockedOut() { // it was mended, or was passing
 			e.recovering = false
-			return nil
+			return errMended
 		}
 		e.leaving = true
 	}

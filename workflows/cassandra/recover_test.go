@@ -31,6 +31,7 @@ func TestALockedOutAdministratorComesBackByApprovalOnly(t *testing.T) {
 	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeRolledBack, out.Outcome)
 	require.True(t, out.Recovered)
+	require.Empty(t, out.LeftBehind, "the expansion is taken back, not half done")
 	require.Equal(t, []string{"logins ", "decommission cassandra-2", "decommission cassandra-1", "logins cassandra-0", "unlock"}, s.log[len(s.log)-5:])
 	require.NotContains(t, s.log, "raise [system_auth] to 3")
 	require.Contains(t, out.Warnings[len(out.Warnings)-1], "scale it to 1")

@@ -14,6 +14,9 @@ import (
 	"github.com/refit-run/refit/workflows/window"
 )
 
+// theSection names what nothing interrupts, in status and receipt.
+const theSection = "expansion"
+
 // expand is the stage of that name. A window that ends inside the section does
 // not stop it; pause and abort take effect after it.
 func (e *expand) expand(ctx workflow.Context, s *stage.Scope) error {
@@ -21,7 +24,7 @@ func (e *expand) expand(ctx workflow.Context, s *stage.Scope) error {
 		return e.takeBack(ctx, s)
 	}
 	e.locked = nil
-	err := s.Section(ctx, "expansion", datastore.Or(e.in.Estimate, defaultEstimate).D(), func(ctx workflow.Context) error { return e.section(ctx, s) })
+	err := s.Section(ctx, theSection, datastore.Or(e.in.Estimate, defaultEstimate).D(), func(ctx workflow.Context) error { return e.section(ctx, s) })
 	if e.locked == nil || err == nil || errors.Is(err, stage.ErrAborted) {
 		return err
 	}
