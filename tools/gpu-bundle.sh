@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the node agent and its read-only GPU tests for a host that may have
-# neither network nor Go, and checks that they are small enough to copy around.
+# gpu-bundle.sh [DIR]: builds the node agent and its read-only GPU tests into DIR
+# (bin/gpu) for a host that may have neither network nor Go, and checks that they
+# are small enough to copy around.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-go=${GO:-go} dir=bin/gpu limit_mib=60
+go=${GO:-go} dir=${1:-bin/gpu} limit_mib=60
 
 # NVML's binding needs cgo; never link it with -z now.
 export CGO_ENABLED=1 CGO_CFLAGS="-O1 -g -Wno-deprecated-declarations"
-rm -rf bin/gpu
 mkdir -p "$dir"
 "$go" build -trimpath -ldflags "-s -w" -o "$dir/refit-gpuagent" ./gpuagent/cmd/refit-gpuagent
 "$go" test -c -trimpath -ldflags "-s -w" -o "$dir/realgpu.test" ./gpuagent/realgpu

@@ -10,6 +10,8 @@ type Proof struct {
 	TestedMiB uint64 `json:"testedMiB"`
 	WantedMiB uint64 `json:"wantedMiB"`
 	Patterns  int    `json:"patterns"`
+	// SoakedSeconds is how long level stress kept at it.
+	SoakedSeconds int `json:"soakedSeconds,omitempty"`
 	// Bandwidth is nil at level quick, which times no copies.
 	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
 }

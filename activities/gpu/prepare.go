@@ -1,9 +1,13 @@
 package gpu
 
 import (
+	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"time"
+
+	"go.temporal.io/sdk/temporal"
 )
 
 // PrepareActivity sets a host's GPUs up as declared: MIG layout, vGPU types.
@@ -85,6 +89,11 @@ type PrepareResult struct {
 	Needs   []Need   `json:"needs,omitempty"`
 	// Devices are the MIG devices and virtual GPUs that are there now.
 	Devices []Device `json:"devices,omitempty"`
+	// Notes say what was left alone, and why.
+	Notes []string `json:"notes,omitempty"`
+	// Resumed: an attempt of this request before this one was cut off and may
+	// have changed MIG; its steps are not among Actions.
+	Resumed bool `json:"resumed,omitempty"`
 }
 
 // MIGReadings are the rows of a baseline that a change of the MIG set-up
@@ -106,7 +115,32 @@ func (b Baseline) WithoutMIG() Baseline {
 	return b
 }
 
-// ChangedMIG reports whether the set-up changed modes or instances.
+// ChangedMIG reports whether the set-up changed modes or instances, or may have.
 func (r PrepareResult) ChangedMIG() bool {
-	return slices.ContainsFunc(r.Actions, func(a Action) bool { return a.System == "mig" })
+	return r.Resumed || slices.ContainsFunc(r.Actions, func(a Action) bool { return a.System == "mig" })
+}
+
+// SetUpFailure stands in the details of an error of PrepareActivity, after the
+// finding.
+type SetUpFailure struct {
+	// Untouched: the set-up was refused before its first step, in its first
+	// attempt.
+	Untouched bool `json:"untouched,omitempty"`
+}
+
+// Untouched reports whether an error of PrepareActivity says that nothing of the
+// host was changed. One that does not tell may have changed something.
+func Untouched(err error) bool {
+	var app *temporal.ApplicationError
+	if !errors.As(err, &app) || !app.HasDetails() {
+		return false
+	}
+	// Of any type: see finding.Details.
+	var first, second any
+	if app.Details(&first, &second) != nil {
+		return false
+	}
+	data, err := json.Marshal(second)
+	var f SetUpFailure
+	return err == nil && json.Unmarshal(data, &f) == nil && f.Untouched
 }

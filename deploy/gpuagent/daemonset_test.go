@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -81,6 +82,13 @@ func TestTheLevelThatLooksCanChangeNothing(t *testing.T) {
 	}
 	for _, m := range c.VolumeMounts {
 		require.Equal(t, hostPaths[m.Name], m.ReadOnly, "mount %s", m.Name)
+		// A file has nothing mounted below it; of /run later mounts must be seen,
+		// which excludes the other.
+		if path := m.MountPath; hostPaths[m.Name] && path != "/host/run" && filepath.Ext(path) == "" {
+			require.NotNil(t, m.RecursiveReadOnly, "mount %s", m.Name)
+			require.Equal(t, corev1.RecursiveReadOnlyIfPossible, *m.RecursiveReadOnly)
+			require.Nil(t, m.MountPropagation, "the API server takes one of both")
+		}
 	}
 	for name := range env(c) {
 		require.NotContains(t, name, "NVIDIA_MIG", "the driver's configuration capability is for the other level")

@@ -44,7 +44,7 @@ func TestTheImageHoldsTheBinaryOfTheBundle(t *testing.T) {
 	context := words[len(words)-1]
 	bundle, err := os.ReadFile(filepath.Join(top, "tools", "gpu-bundle.sh"))
 	require.NoError(t, err)
-	require.Contains(t, string(bundle), "dir="+context+" ")
+	require.Contains(t, string(bundle), "dir=${1:-"+context+"} ")
 	require.Contains(t, words, "deploy/gpuagent/Dockerfile")
 	require.FileExists(t, filepath.Join(top, "deploy/gpuagent/Dockerfile"))
 

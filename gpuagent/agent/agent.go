@@ -13,6 +13,7 @@ import (
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/check"
+	"github.com/refit-run/refit/gpuagent/cuda"
 	"github.com/refit-run/refit/gpuagent/host"
 	"github.com/refit-run/refit/gpuagent/nvml"
 	"github.com/refit-run/refit/gpuagent/setup"
@@ -85,7 +86,7 @@ func (a *Agent) Prepare(ctx context.Context, req gpu.PrepareRequest) (gpu.Prepar
 	defer steps.stop()
 	release, err := a.turn.take(ctx, "set-up")
 	if err != nil {
-		return gpu.PrepareResult{}, asActivityError(err)
+		return gpu.PrepareResult{}, asSetUpError(ctx, err, false)
 	}
 	defer release()
 	return a.Preparer.Prepare(ctx, req, steps.set)
@@ -110,7 +111,8 @@ func (a *Agent) Record(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseli
 		return gpu.Baseline{}, err
 	}
 	defer release()
-	s, err := nvml.Take(ctx, readLimit)
+	until := time.Now().Add(readLimit)
+	s, err := settled(ctx, func() (limit, more time.Duration) { return time.Until(until), time.Until(until) / 2 }, func(string) {})
 	if ctx.Err() != nil {
 		return gpu.Baseline{}, context.Cause(ctx)
 	}
@@ -181,7 +183,7 @@ func (a *Agent) Validate(ctx context.Context, req gpu.ValidateRequest) (gpu.Resu
 	steps := newHeartbeat(ctx)
 	defer steps.stop()
 	checks, out, err := a.Examine(ctx, req, steps.set)
-	out.Take(checks, check.ToldByProofs...)
+	out.Take(checks, cuda.ToldByFigures...)
 	return out, asActivityError(err)
 }
 

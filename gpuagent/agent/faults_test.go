@@ -41,7 +41,28 @@ func TestAFaultOfAGPUIsFoundThroughTheRealBinding(t *testing.T) {
 		{"recovery action", []string{"gpu.1.recovery", "2"}, "recovery action", gpu.Fatal, "NODE_REBOOT", gpu.Unfit},
 		{"unknown recovery action", []string{"gpu.1.recovery", "99"}, "recovery action", gpu.Fatal, "99", gpu.Unfit},
 		{"PCIe width", []string{"gpu.1.pcie.width", "8"}, "PCIe width", gpu.Fatal, "x8", gpu.Unfit},
-		{"PCIe replays", []string{"gpu.1.pcie.replay", "50"}, "PCIe errors", gpu.Warn, "new", gpu.Degraded},
+		{"PCIe replays", []string{"gpu.1.pcie.replay", "50"}, "PCIe errors", gpu.Warn, "50 new", gpu.Degraded},
+		{"bad packets on PCIe", []string{"gpu.1.field.176", "3"}, "PCIe errors", gpu.Warn, "3 new", gpu.Degraded},
+		{"fatal PCIe error", []string{"gpu.1.field.180", "1"}, "PCIe errors", gpu.Fatal, "1", gpu.Unfit},
+		{"PCIe slow under load", []string{"gpu.1.pcie.gen", "3"}, "PCIe generation", gpu.Warn, "3", gpu.Degraded},
+		{"banks without spare rows", []string{"gpu.1.remap.banks.none", "2"}, "row remap reserve", gpu.Warn, "2 banks", gpu.Degraded},
+		{"unrepairable memory", []string{"gpu.1.unrepairable", "1"}, "unrepairable memory", gpu.Fatal, "unrepairable", gpu.Unfit},
+		{"channel repair pending", []string{"gpu.1.repair.channel", "1"}, "memory repair", gpu.Fatal, "pending", gpu.Unfit},
+		{"InfoROM corrupted", []string{"gpu.1.fail.nvmlDeviceValidateInforom", "14"}, "InfoROM", gpu.Warn, "CORRUPTED_INFOROM", gpu.Degraded},
+		{"hot", []string{"gpu.1.temperature.margin", "2"}, "temperature", gpu.Warn, "4 °C", gpu.Degraded},
+		{"memory hot", []string{"gpu.1.temperature.memory", "104"}, "memory temperature", gpu.Warn, "104 °C", gpu.Degraded},
+		{"power limit not in force", []string{"gpu.1.power.enforced", "300000"}, "power limit", gpu.Warn, "300 W in force", gpu.Degraded},
+		{"fabric completed with an error", []string{"gpu.1.fabric.status", "999"}, "fabric", gpu.Fatal, "UNKNOWN", gpu.Unfit},
+		{"unhealthy route of the fabric", []string{"gpu.1.fabric.mask", "410"}, "fabric", gpu.Fatal, "unhealthy route", gpu.Unfit},
+		{"fabric of limited capacity", []string{"gpu.1.fabric.summary", "3"}, "fabric", gpu.Warn, "limited", gpu.Degraded},
+		{"links slower", []string{"gpu.1.nvlink.speed", "12500"}, "NVLink speed", gpu.Warn, "12500", gpu.Degraded},
+		{"peer access lost", []string{"gpu.1.p2p.0.0", "1"}, "P2P", gpu.Warn, "/1/", gpu.Degraded},
+		{"MIG change pending", []string{"gpu.1.mig.pending", "1"}, "MIG mode", gpu.Reset, "on after a reset", gpu.ResetNeeded},
+		{"firmware of another driver", []string{"gpu.1.gsp.version", "570.1.2"}, "GSP", gpu.Warn, "570.1.2", gpu.Degraded},
+		{"firmware switched off", []string{"gpu.1.gsp.mode", "0"}, "GSP", gpu.Warn, "off", gpu.Degraded},
+		{"card exchanged", []string{"gpu.1.serial", "7"}, "serial", gpu.Warn, "7", gpu.Degraded},
+		{"memory lost", []string{"gpu.1.memory.total.mib", "40960"}, "memory total", gpu.Warn, "42949672960", gpu.Degraded},
+		{"double-bit error under load", []string{"gpu.1.event", "2:0"}, "Xid live", gpu.Fatal, "double-bit", gpu.Unfit},
 		{"throttle", []string{"gpu.1.throttle", "64"}, "throttle", gpu.Fatal, "hardware thermal", gpu.Unfit},
 		{"power limit", []string{"gpu.1.power.limit", "400000"}, "power limit", gpu.Warn, "400 W", gpu.Degraded},
 		{"compute mode", []string{"gpu.1.compute.mode", "2"}, "compute mode", gpu.Fatal, "PROHIBITED", gpu.Unfit},
@@ -206,6 +227,10 @@ func TestTheKernelLogIsReadFromTheBaselineOn(t *testing.T) {
 	r := w.quick(b)
 	requireRow(t, r, "Xid history", "Xid 79, 1 times", gpu.Fatal)
 	requireRow(t, r, "Xid history", "nonsense", gpu.Warn)
+	require.NoError(t, w.tree.Log(xid, "[   11.000000] NVRM: Xid (PCI:0000:10:00 GPU-I:05): 95, Uncontained: LTC TAG"))
+	r = w.quick(b)
+	requireRow(t, r, "Xid history", "GPU-I:05", gpu.Fatal)
+	require.Equal(t, gpu.Unfit, r.Verdict, "an error of a tenant's instance is one of its GPU")
 
 	require.NoError(t, w.tree.Reboot("00000000-0000-4000-8000-000000000002"))
 	r = w.quick(b)
@@ -259,6 +284,26 @@ func TestARequestThatIsCancelledEndsItsChildrenAndRunsAgain(t *testing.T) {
 			}
 			require.Equal(t, gpu.Pass, w.quick(nil).Verdict)
 		})
+	}
+}
+
+func TestAGPUThatIsNotReadyYetIsLookedAtAgain(t *testing.T) {
+	for _, c := range []struct{ fault, step string }{
+		{"gpu.1.fail.nvmlDeviceGetHandleByIndex", "wait for the GPUs"}, {"fail.nvmlInit", "wait for the driver"},
+	} {
+		w := newWorld(t)
+		w.set(c.fault, "27x1")
+		var steps []string
+		_, r, err := w.agent.Examine(context.Background(), gpu.ValidateRequest{Node: node, Level: gpu.Quick}, func(s string) {
+			if strings.HasPrefix(s, "wait") { // the probes tell their steps at the same time, later
+				steps = append(steps, s)
+			}
+		})
+		require.NoError(t, err)
+		require.Equal(t, []string{c.step}, steps)
+		require.Equal(t, gpu.Pass, r.Verdict)
+		w.set(c.fault, "27x1")
+		require.Len(t, w.baseline().Devices, 2)
 	}
 }
 

@@ -33,8 +33,21 @@ func NewPreparer(node, root string) *Preparer {
 // vGPU types live in its instances. It is harmless to run again, whatever
 // became of the run before. step hears of each step before it is taken.
 func (p *Preparer) Prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
-	out, err := p.prepare(ctx, req, step)
-	return out, asActivityError(err)
+	begun := false
+	out, err := p.prepare(ctx, req, func(what string) { begun = true; step(what) })
+	out.Resumed = req.MIG != nil && again(ctx)
+	return out, asSetUpError(ctx, err, begun)
+}
+
+// again reports that an earlier attempt of the request was cut off: what that one
+// did is not known here.
+func again(ctx context.Context) bool {
+	return activity.IsActivity(ctx) && activity.GetInfo(ctx).Attempt > 1
+}
+
+// asSetUpError is asActivityError of a set-up, which tells whether it had begun.
+func asSetUpError(ctx context.Context, err error, begun bool) error {
+	return asActivityError(err, gpu.SetUpFailure{Untouched: !begun && !again(ctx)})
 }
 
 func (p *Preparer) prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
@@ -60,7 +73,7 @@ func (p *Preparer) prepare(ctx context.Context, req gpu.PrepareRequest, step fun
 	} else {
 		r, err = setup.Locked(ctx, p.Root, run)
 	}
-	out.Actions, out.Needs, out.Devices = r.Actions, r.Needs, r.Devices
+	out.Actions, out.Needs, out.Devices, out.Notes = r.Actions, r.Needs, r.Devices, r.Notes
 	return out, err
 }
 
@@ -129,14 +142,14 @@ func (p *Preparer) apply(ctx context.Context, req gpu.PrepareRequest, l layouts,
 }
 
 // asActivityError gives an error the class by which the workflow decides, with
-// the failure as its details.
-func asActivityError(err error) error {
+// the failure as the first of its details.
+func asActivityError(err error, more ...any) error {
 	var f *setup.Failure
 	if !errors.As(err, &f) {
 		return err
 	}
 	return temporal.NewApplicationErrorWithOptions(f.Error(), string(f.Class), temporal.ApplicationErrorOptions{
-		NonRetryable: f.Class != setup.Retry && f.Again == 0, NextRetryDelay: f.Again, Details: []any{*f},
+		NonRetryable: f.Class != setup.Retry && f.Again == 0, NextRetryDelay: f.Again, Details: append([]any{*f}, more...),
 	})
 }
 

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
@@ -72,6 +76,39 @@ func TestAPlanOfMIGAndVirtualGPUsTellsWhatItCanNotKnowYet(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.NotEmpty(t, out.Actions)
+	require.Contains(t, out.Notes, "virtual GPUs are planned once MIG is as declared: the types are checked then")
+}
+
+// An agent that is killed after its last step has changed MIG all the same: the
+// next attempt finds nothing to do, and the baseline of before still does not fit.
+func TestAnAttemptAfterOneThatWasCutOffDoesNotTakeMIGForUnchanged(t *testing.T) {
+	w := newWorld(t)
+	before := w.baseline()
+	attempts := 0
+	var suite testsuite.WorkflowTestSuite
+	env := suite.NewTestWorkflowEnvironment()
+	env.RegisterActivityWithOptions(func(ctx context.Context, req gpu.PrepareRequest) (gpu.PrepareResult, error) {
+		out, err := w.agent.Prepare(ctx, req)
+		if attempts++; attempts == 1 {
+			require.NoError(t, err)
+			require.False(t, out.Resumed)
+			return gpu.PrepareResult{}, errors.New("the reply was lost")
+		}
+		return out, err
+	}, activity.RegisterOptions{Name: gpu.PrepareActivity})
+	env.ExecuteWorkflow(func(ctx workflow.Context) (gpu.PrepareResult, error) {
+		var out gpu.PrepareResult
+		ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{StartToCloseTimeout: time.Minute})
+		err := workflow.ExecuteActivity(ctx, gpu.PrepareActivity, gpu.PrepareRequest{Node: node, MIG: &gpu.MIGRequest{Config: twoHalves}}).Get(ctx, &out)
+		return out, err
+	})
+	var out gpu.PrepareResult
+	require.NoError(t, env.GetWorkflowResult(&out))
+	require.Equal(t, 2, attempts)
+	require.Empty(t, out.Actions)
+	require.True(t, out.ChangedMIG())
+	without := before.WithoutMIG()
+	require.Empty(t, failing(w.quick(&without)))
 }
 
 func TestAResetIsDoneOnlyWhereThePlanAllowsIt(t *testing.T) {

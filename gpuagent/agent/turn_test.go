@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
@@ -104,4 +107,56 @@ func TestARequestForABootThatThisHostIsNotInIsSentBack(t *testing.T) {
 		require.Contains(t, f.Next, "NODE_NAME")
 	}
 	require.Equal(t, gpu.Pass, w.validate(gpu.ValidateRequest{NodeBootID: here}).Verdict)
+}
+
+// What was refused before its first step leaves the host as it was, which a
+// caller that has cordoned it wants to know.
+func TestASetUpSaysWhetherItWasRefusedBeforeItsFirstStep(t *testing.T) {
+	layout := &gpu.MIGRequest{Config: twoHalves}
+	for name, c := range map[string]struct {
+		set       []string
+		boot      string
+		untouched bool
+	}{
+		"GPU in use":           {set: []string{"gpu.1.processes.compute", "4711:100"}, untouched: true},
+		"another boot":         {boot: "00000000-0000-4000-8000-0000000000ff", untouched: true},
+		"driver in the middle": {set: []string{"fail.nvmlDeviceSetMigMode", "999"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(c.set...)
+			_, err := w.agent.Prepare(context.Background(), gpu.PrepareRequest{Node: node, NodeBootID: c.boot, MIG: layout})
+			require.Error(t, err)
+			require.Equal(t, c.untouched, gpu.Untouched(err))
+		})
+	}
+	t.Run("another request at work", func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.turn.patience = time.Millisecond
+		release, err := w.agent.turn.take(context.Background(), "validation")
+		require.NoError(t, err)
+		defer release()
+		_, err = w.agent.Prepare(context.Background(), gpu.PrepareRequest{Node: node, MIG: layout})
+		require.True(t, gpu.Untouched(err))
+	})
+	t.Run("a second attempt, which does not know what the first has done", func(t *testing.T) {
+		w := newWorld(t)
+		attempts := 0
+		var suite testsuite.WorkflowTestSuite
+		env := suite.NewTestWorkflowEnvironment()
+		env.RegisterActivityWithOptions(func(ctx context.Context, req gpu.PrepareRequest) (gpu.PrepareResult, error) {
+			if attempts++; attempts == 1 {
+				return gpu.PrepareResult{}, errors.New("this agent was killed")
+			}
+			return w.agent.Prepare(ctx, req)
+		}, activity.RegisterOptions{Name: gpu.PrepareActivity})
+		env.ExecuteWorkflow(func(ctx workflow.Context) error {
+			ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{StartToCloseTimeout: time.Minute})
+			return workflow.ExecuteActivity(ctx, gpu.PrepareActivity, gpu.PrepareRequest{Node: "gpu-02", MIG: layout}).Get(ctx, nil)
+		})
+		err := env.GetWorkflowError()
+		require.Equal(t, 2, attempts)
+		require.ErrorContains(t, err, "gpu-02")
+		require.False(t, gpu.Untouched(err))
+	})
 }

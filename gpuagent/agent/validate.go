@@ -22,8 +22,8 @@ const (
 	stressShare   = 0.90
 )
 
-// fabricLook is how often a fabric that is coming up is looked at again.
-const fabricLook = 2 * time.Second
+// lookAgain is how often what is coming up is looked at again.
+const lookAgain = 2 * time.Second
 
 // killTime is kept back from the deadline of a child: so long may it take to
 // end one and to judge.
@@ -86,7 +86,7 @@ var errDeadline = errors.New("the deadline of the validation has passed")
 func (v *validation) observe(caller context.Context) (check.Input, error) {
 	ctx, cancel := context.WithDeadlineCause(caller, v.deadline, errDeadline)
 	defer cancel()
-	in := check.Input{Level: v.req.Level, Baseline: v.req.Baseline, Expect: v.expect}
+	in := check.Input{Level: v.req.Level, Baseline: v.req.Baseline, Expect: v.expect, Soak: v.soak()}
 	v.step("read the driver")
 	s, err := v.read(ctx)
 	in.NVML, in.Trouble = s, trouble(err)
@@ -132,19 +132,29 @@ func readings(before, after nvml.Snapshot, err error) (nvml.Snapshot, string) {
 	return after, trouble(err)
 }
 
-// read takes a snapshot, again while a fabric is coming up.
+// read takes a snapshot; half of the time stays for the probe and the second
+// reading.
 func (v *validation) read(ctx context.Context) (nvml.Snapshot, error) {
+	return settled(ctx, func() (limit, more time.Duration) {
+		return min(readLimit, v.left()), v.left() - v.limit/2
+	}, v.step)
+}
+
+// settled takes a snapshot, again while something of the host is coming up and
+// there is more time for it; limit bounds one reading.
+func settled(ctx context.Context, left func() (limit, more time.Duration), step func(string)) (nvml.Snapshot, error) {
 	for {
-		s, err := nvml.Take(ctx, min(readLimit, v.left()))
+		limit, _ := left()
+		s, err := nvml.Take(ctx, limit)
 		if err != nil {
 			return nvml.Snapshot{}, err
 		}
-		// Half of the time stays for the probe and the second reading.
-		if !check.InFabricProgress(&s) || v.left() < v.limit/2 {
+		up := check.ComingUp(&s)
+		if _, more := left(); up == "" || more <= 0 {
 			return s, nil
 		}
-		v.step("wait for the fabric")
-		again := time.NewTimer(fabricLook)
+		step("wait for the " + up)
+		again := time.NewTimer(lookAgain)
 		select {
 		case <-again.C:
 		case <-ctx.Done():
@@ -251,6 +261,14 @@ func (v *validation) probe(ctx context.Context, devices []nvml.Device) []check.P
 	return out
 }
 
+// soak is how long level stress is to keep at it.
+func (v *validation) soak() time.Duration {
+	if v.expect.StressFor > 0 {
+		return v.expect.StressFor.D()
+	}
+	return stressDefault
+}
+
 // options of one probe; open counts the devices that have no answer yet, this
 // one among them.
 func (v *validation) options(t target, open int) cuda.Options {
@@ -269,11 +287,8 @@ func (v *validation) options(t target, open int) cuda.Options {
 	case gpu.Standard:
 		o.MemoryShare, o.Copies = standardShare, true
 	case gpu.Stress:
-		o.MemoryShare, o.Copies, o.Soak = stressShare, true, v.expect.StressFor.D()
-		if o.Soak <= 0 {
-			o.Soak = stressDefault
-		}
-		o.Soak = min(o.Soak, o.Timeout-min(soakEnds, o.Timeout/5))
+		o.MemoryShare, o.Copies = stressShare, true
+		o.Soak = min(v.soak(), o.Timeout-min(soakEnds, o.Timeout/5))
 	}
 	if b := v.expect.Bandwidth; b != nil && v.req.Level != gpu.Stress { // under stress the others slow the copies
 		o.Floors = cuda.Bandwidth(*b)

@@ -91,6 +91,37 @@ func TestTheLibrariesAreJudgedWhereTheyWereReadAndAsTheChildrenLoadedThem(t *tes
 	}
 }
 
+// A function that is not guarded by a look-up, as one of those that every driver
+// has: the dynamic loader ends the process.
+func TestALibraryWithoutAFunctionThatEveryDriverHasEndsTheChildOnly(t *testing.T) {
+	w := newWorld(t, fakes.Without("nvmlShutdown"))
+	r := w.quick(nil)
+	requireRow(t, r, "library and driver", "status 127", gpu.Fatal)
+	requireRow(t, r, "library and driver", "nvmlShutdown", gpu.Fatal)
+	require.Equal(t, gpu.Unfit, r.Verdict)
+	require.NoError(t, w.gpus.Swap())
+	require.Equal(t, gpu.Pass, w.quick(nil).Verdict, "the agent lives on")
+}
+
+func TestWhatAnUpgradeMayReorderIsNotHeldAgainstTheBaseline(t *testing.T) {
+	w := newWorld(t)
+	b := w.baseline()
+	w.set("gpu.0.minor", "1", "gpu.1.minor", "0", "gpu.0.uuid", w.gpus.UUID(1), "gpu.1.uuid", w.gpus.UUID(0),
+		"gpu.0.serial", "1650023000001", "gpu.1.serial", "1650023000000", "gpu.0.pci", "0000:11:00.0", "gpu.1.pci", "0000:10:00.0")
+	r := w.quick(b)
+	require.Equal(t, gpu.Pass, r.Verdict, "failing: %q", failing(r))
+}
+
+func TestOnADrainedHostProcessesAndTheirMemoryAreFound(t *testing.T) {
+	w := newWorld(t)
+	w.set("gpu.1.processes.graphics", "4711:100", "gpu.0.memory.used.mib", "9000")
+	r := w.validate(gpu.ValidateRequest{Level: gpu.Standard})
+	requireRow(t, r, "processes", "4711 (graphics)", gpu.Reset)
+	requireRow(t, r, "memory in use", "9000 MiB", gpu.Warn)
+	require.Equal(t, gpu.ResetNeeded, r.Verdict)
+	require.Empty(t, failing(w.quick(nil)), "beside tenants nobody asks")
+}
+
 // The plan's minutes are what a soak takes, however many: a deadline only cuts
 // what could not end before it.
 func TestAStressKeepsAtItForThePlansTime(t *testing.T) {
@@ -100,6 +131,21 @@ func TestAStressKeepsAtItForThePlansTime(t *testing.T) {
 	}
 	v := validation{req: gpu.ValidateRequest{Level: gpu.Stress}, expect: gpu.Expect{StressFor: duration.Duration(time.Hour)}, deadline: time.Now().Add(time.Minute)}
 	require.Less(t, v.options(target{}, 1).Soak, time.Minute)
+}
+
+func TestAStressThatItsDeadlineCutsShortIsUnprovenAndSaysSo(t *testing.T) {
+	w := newWorld(t)
+	w.set("gpus", "1", "gpu.0.cuda.free.mib", "128", "gpu.0.cuda.piece.mib", "4") // small copies are over sooner
+	require.NoError(t, w.tree.Remove("sys/bus/pci/devices/0000:11:00.0"))
+	stress := func(soak, deadline time.Duration) gpu.Result {
+		return w.validate(gpu.ValidateRequest{Level: gpu.Stress, Deadline: deadline, Expect: &gpu.Expect{StressFor: duration.Duration(soak)}})
+	}
+	r := stress(time.Minute, 6*time.Second)
+	requireRow(t, r, "stress time", "of the plan's 1m0s", gpu.Fatal)
+	require.Equal(t, gpu.Unproven, r.Verdict, "failing: %q", failing(r))
+	r = stress(time.Second, 0)
+	require.Equal(t, gpu.Pass, r.Verdict, "failing: %q", failing(r))
+	require.Equal(t, 1, r.Proofs[0].SoakedSeconds)
 }
 
 func TestAHypervisorWithoutADeclaredPortIsAskedOnThePoolsDefault(t *testing.T) {

@@ -141,7 +141,7 @@ func rss(b *testing.B, pid int) float64 {
 		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
 			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
 			require.NoError(b, err)
-			return kib / 1000
+			return kib * 1024 / 1e6
 		}
 	}
 	b.Fatal("no VmRSS in /proc")

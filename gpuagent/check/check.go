@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/host"
@@ -31,6 +32,8 @@ type Input struct {
 	Watch        *nvml.Observation
 	WatchTrouble error
 	Proofs       []Proof
+	// Soak is how long level stress is to keep at it.
+	Soak time.Duration
 	// Baseline is nil when there is nothing to compare with.
 	Baseline *gpu.Baseline
 	Expect   gpu.Expect
@@ -242,7 +245,7 @@ func (c *cell) absence(code nvml.Code, missing string) string {
 	switch {
 	case missing != "":
 		return "the driver's library has no " + missing
-	case code == nvml.FunctionNotFound:
+	case code == nvml.FunctionNotFound, code == nvml.ArgumentVersion:
 		return "the driver's library has another version of the call"
 	case c.row.why != "":
 		return "not supported: " + c.row.why
@@ -270,6 +273,11 @@ func (c *cell) refused(code nvml.Code, missing string) {
 		return
 	}
 	c.gone(c.answeredBefore, c.base, c.absence(code, missing))
+}
+
+// failed reports whether the row has failed on this device.
+func (c *cell) failed() bool {
+	return slices.ContainsFunc(c.out, func(k gpu.Check) bool { return !k.OK && k.Skipped == "" && k.Severity != gpu.Info })
 }
 
 // refusedOn is refused for one GPU on a row of the host.

@@ -3,6 +3,7 @@ package check
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -36,9 +37,17 @@ var gpuFaults = []fault{
 	{"fatal PCIe errors not counted", func(_ *Input, d *nvml.Device) { d.PCIeFatal = code[uint64](nvml.NotSupported) }, "PCIe errors", gpu.Warn, "fatal errors: not supported", degraded},
 	{"other PCIe errors no longer counted", func(_ *Input, d *nvml.Device) { d.PCIeErrors = code[uint64](nvml.NotSupported) }, "PCIe errors", gpu.Warn, "other errors", degraded},
 	{"other PCIe errors counted by the new driver only", func(in *Input, d *nvml.Device) {
-		d.PCIeErrors = is(uint64(700))
+		d.PCIeErrors, in.Watch.Devices[0].PCIeErrors = is(uint64(700)), code[uint64](nvml.NotSupported)
 		in.Baseline.Devices[0].Readings["PCIe errors"] = "3/-"
-	}, "PCIe errors", "", "not in the baseline", pass},
+	}, "PCIe errors", "", "other errors during the probe", pass},
+	{"other PCIe errors during the probe", func(in *Input, _ *nvml.Device) {
+		in.Baseline, in.Watch.Devices[0].PCIeErrors = nil, is(uint64(4))
+	}, "PCIe errors", gpu.Warn, "4 new", degraded},
+	{"other PCIe errors where replays are not counted", func(in *Input, d *nvml.Device) {
+		d.PCIeReplay, d.PCIeErrors = code[uint64](nvml.NotSupported), is(uint64(9))
+		in.Baseline.Devices[0].Readings = Readings(d)
+		d.PCIeErrors = is(uint64(12))
+	}, "PCIe errors", "", "replays: not supported", degraded},
 	{"PCIe errors with nothing to compare", func(in *Input, _ *nvml.Device) { in.Baseline, in.Watch = nil, nil }, "PCIe errors", "", "neither a baseline", pass},
 	{"replays not read during the probe", func(in *Input, _ *nvml.Device) {
 		in.Baseline, in.Watch.Devices[0].Replays = nil, code[uint64](nvml.NotSupported)
@@ -48,6 +57,7 @@ var gpuFaults = []fault{
 	{"ECC error", func(_ *Input, d *nvml.Device) { d.ECCVolatile = is(uint64(1)) }, "ECC volatile", gpu.Fatal, "1", unfit},
 	{"SRAM threshold", func(_ *Input, d *nvml.Device) { d.SRAMOver = is(true) }, "SRAM errors", gpu.Fatal, "exceeded", unfit},
 	{"SRAM status only for root", func(_ *Input, d *nvml.Device) { d.SRAMOver = code[bool](nvml.NoPermission) }, "SRAM errors", gpu.Fatal, "no permission", unproven},
+	{"SRAM status by another version of the call", func(in *Input, d *nvml.Device) { in.Baseline, d.SRAMOver = nil, code[bool](nvml.ArgumentVersion) }, "SRAM errors", "", "another version", pass},
 	{"ECC errors over the life", func(_ *Input, d *nvml.Device) { d.ECCAggregate = is(uint64(3)) }, "ECC aggregate", gpu.Warn, "3", degraded},
 	{"remap failed", remap(nvml.Remap{Failure: true}), "row remap", gpu.Fatal, "could not", unfit},
 	{"remap pending", remap(nvml.Remap{Pending: true}), "row remap", gpu.Reset, "waits", reset},
@@ -59,6 +69,11 @@ var gpuFaults = []fault{
 	{"pending retirement not answered", func(_ *Input, d *nvml.Device) { d.Retired = is(nvml.Retired{}) }, "retired pages", "", "pending retirement: not supported", pass},
 	{"too many retired pages", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{SingleBit: 63}), is(false) }, "retired pages", gpu.Warn, "63", degraded},
 	{"too many for double-bit errors", func(_ *Input, d *nvml.Device) { d.Retired, d.RetiredWaits = is(nvml.Retired{DoubleBit: 16}), is(false) }, "retired pages", gpu.Warn, "16", degraded},
+	{"InfoROM that cannot be validated, now as before", func(in *Input, d *nvml.Device) {
+		d.InfoROMValid = code[bool](nvml.NotSupported)
+		in.Baseline.Devices[0].Readings = Readings(d)
+	}, "InfoROM", "", "none is fitted", pass},
+	{"InfoROM's image no longer told", func(_ *Input, d *nvml.Device) { d.InfoROM = code[string](nvml.NotSupported) }, "InfoROM", gpu.Warn, "version of its image", degraded},
 	{"InfoROM corrupted", func(_ *Input, d *nvml.Device) { d.InfoROMValid = code[bool](nvml.CorruptedInfoROM) }, "InfoROM", gpu.Warn, "CORRUPTED", degraded},
 	{"throttled now", func(_ *Input, d *nvml.Device) { d.Throttle = is(uint64(0x40)) }, "throttle", gpu.Warn, "hardware thermal", degraded},
 	{"throttled in some samples", throttled(3), "throttle", gpu.Warn, "power brake", degraded},
@@ -71,11 +86,23 @@ var gpuFaults = []fault{
 	{"memory hot", func(_ *Input, d *nvml.Device) { d.MemoryTemp = is(95) }, "memory temperature", gpu.Warn, "95", degraded},
 	{"power limit lost", func(_ *Input, d *nvml.Device) { d.PowerLimit = is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
 	{"power limit other than before", func(in *Input, d *nvml.Device) { in.Expect.PowerLimitWatts, d.PowerLimit = 0, is(uint64(500000)) }, "power limit", gpu.Warn, "500 W", degraded},
+	{"power limit that is not in force", func(_ *Input, d *nvml.Device) { d.Power.Enforced = is(uint64(450000)) }, "power limit", gpu.Warn, "700 W, 450 W in force", degraded},
+	{"power limit no longer in force", func(in *Input, d *nvml.Device) { in.Expect.PowerLimitWatts, d.Power.Enforced = 0, is(uint64(450000)) }, "power limit", gpu.Warn, "450 W in force", degraded},
+	{"power limit beyond the board", func(in *Input, _ *nvml.Device) { in.Expect.PowerLimitWatts = 900 }, "power limit", gpu.Warn, "700 W", degraded},
+	{"power limit in force no longer told", func(_ *Input, d *nvml.Device) { d.Power.Enforced = code[uint64](nvml.NotSupported) }, "power limit", gpu.Warn, "limit in force: not supported", degraded},
 	{"persistence lost", func(_ *Input, d *nvml.Device) { d.Persistence = is(false) }, "persistence mode", gpu.Warn, "off", degraded},
 	{"compute prohibited", func(_ *Input, d *nvml.Device) { d.ComputeMode = is(2) }, "compute mode", gpu.Fatal, "PROHIBITED", unfit},
 	{"compute exclusive, not before", func(_ *Input, d *nvml.Device) { d.ComputeMode = is(3) }, "compute mode", gpu.Fatal, "EXCLUSIVE", unfit},
 	{"link down", func(_ *Input, d *nvml.Device) { d.Links[4].Up = is(false) }, "NVLink up", gpu.Fatal, "down: 4", unfit},
+	{"no link connected, now as before", func(in *Input, d *nvml.Device) {
+		in.Expect.NVLinks = 0
+		unplug(d)
+		in.Baseline.Devices[0].Readings = Readings(d)
+	}, "NVLink up", "", "no link is connected", pass},
+	{"no link connected any more", func(in *Input, d *nvml.Device) { in.Expect.NVLinks = 0; unplug(d) }, "NVLink up", gpu.Fatal, "down: 0, 1", unfit},
+	{"no link connected, though declared", func(_ *Input, d *nvml.Device) { unplug(d) }, "NVLink up", gpu.Fatal, "down: 0, 1", unfit},
 	{"links missing", func(_ *Input, d *nvml.Device) { d.LinkCount, d.Links = is(uint64(12)), d.Links[:12] }, "NVLink up", gpu.Fatal, "12 links", unfit},
+	{"more links than this agent knows", func(in *Input, d *nvml.Device) { in.Expect.NVLinks, d.LinkCount = 0, is(uint64(36)) }, "NVLink up", gpu.Fatal, "counts 36 links", unproven},
 	{"number of links not answered, though declared", func(_ *Input, d *nvml.Device) {
 		d.LinkCount = nvml.Reading[uint64]{Missing: "nvmlDeviceGetFieldValues"}
 	}, "NVLink up", gpu.Fatal, "NVLink is declared", unproven},
@@ -121,10 +148,16 @@ var gpuFaults = []fault{
 		c2cOf(nvml.C2CLink{Up: is(true), Bandwidth: is(uint64(100))})(in, d)
 		in.Baseline.Devices[0].Readings["C2C links"] = "1 links of at most 200 MB/s"
 	}, "C2C links", gpu.Warn, "100 MB/s", degraded},
+	{"C2C links gone", func(in *Input, d *nvml.Device) {
+		c2cOf()(in, d)
+		in.Baseline.Devices[0].Readings["C2C links"] = "10 links of at most 200 MB/s"
+	}, "C2C links", gpu.Warn, "no C2C", degraded},
 	{"C2C errors", func(in *Input, d *nvml.Device) {
+		d.C2CErrors = is(uint64(1))
+		in.Baseline.Devices[0].Readings = Readings(d)
 		d.C2CErrors = is(uint64(5))
-		in.Baseline.Devices[0].Readings["C2C errors"] = "1"
-	}, "C2C errors", gpu.Warn, "4", degraded},
+	}, "C2C errors", gpu.Warn, "4 new", degraded},
+	{"C2C errors since the reboot", func(in *Input, d *nvml.Device) { in.Baseline.BootID, d.C2CErrors = "boot-0", is(uint64(5)) }, "C2C errors", gpu.Warn, "5 errors", degraded},
 	{"the probe did not run", func(in *Input, _ *nvml.Device) { in.Proofs = in.Proofs[1:]; in.Expect.TensorFusion.Limiter = "" }, rowCUDA, gpu.Fatal, "did not run", unproven},
 	{"the limiter does not hold", func(in *Input, _ *nvml.Device) { in.Proofs[0].Limit = &cuda.LimitResult{Found: "2 GiB given"} }, "vGPU limit", gpu.Fatal, "2 GiB", unfit},
 	{"slow copies", func(in *Input, _ *nvml.Device) { in.Proofs[0].Slow = []string{"host to device 2.0 GB/s of 40.0"} }, "bandwidth", gpu.Warn, "2.0 GB/s", degraded},
@@ -132,6 +165,12 @@ var gpuFaults = []fault{
 
 func recovery(n uint64) func(*Input, *nvml.Device) {
 	return func(_ *Input, d *nvml.Device) { d.Recovery = is(n) }
+}
+
+func unplug(d *nvml.Device) {
+	for i := range d.Links {
+		d.Links[i].Up = is(false)
+	}
 }
 
 func remap(r nvml.Remap) func(*Input, *nvml.Device) {
@@ -250,6 +289,62 @@ func TestNVLink5IsJudgedByItsOwnCounters(t *testing.T) {
 	require.Contains(t, skips(Evaluate(*in)), "NVLink 5 errors: not supported: links of another generation")
 }
 
+// A firmware that is off has no version to tell: that is no loss at every check.
+func TestAGSPThatIsOffAsBeforeIsFine(t *testing.T) {
+	in := healthy()
+	for i := range in.NVML.Devices {
+		d := &in.NVML.Devices[i]
+		d.GSPEnabled, d.GSPVersion = is(false), code[string](nvml.NotSupported)
+		in.Baseline.Devices[i].Readings = Readings(d)
+	}
+	require.Empty(t, failed(Evaluate(*in)))
+
+	in = healthy()
+	in.NVML.Devices[0].GSPEnabled, in.NVML.Devices[0].GSPVersion = is(false), code[string](nvml.NotSupported)
+	bad := failed(Evaluate(*in))
+	require.Len(t, bad, 1)
+	require.Equal(t, "off", bad[0].Found, "what was switched off is told, not that it has no version now")
+}
+
+func TestABadPCIeLinkIsOneWarningWhereverItCounts(t *testing.T) {
+	in := healthy()
+	in.NVML.Devices[0].PCIeReplay, in.NVML.Devices[0].PCIeErrors = is(uint64(5)), is(uint64(7))
+	bad := failed(Evaluate(*in))
+	require.Len(t, bad, 1)
+	require.Equal(t, "2 new replays since the baseline, 5 in all; 7 new other errors since the baseline, 7 in all", bad[0].Found)
+}
+
+func TestAPassingRowSaysWhatElseTheDriverTells(t *testing.T) {
+	in := healthy()
+	in.Watch.Devices[0].PCIeGen, in.NVML.Devices[0].PCIeGenCard = is(nvml.Pair{Current: 4, Other: 4}), is(5)
+	found := map[string]string{}
+	for _, c := range Evaluate(*in) {
+		if c.Device == first && c.OK {
+			found[c.Name] = c.Found
+		}
+	}
+	require.Equal(t, "generation 4, the most of its slot; the card alone has 5", found["PCIe generation"])
+	require.Equal(t, "700 W; 700 W by default, 200 W to 700 W can be set", found["power limit"])
+	require.Equal(t, "18 links up, to switches", found["NVLink up"])
+	require.Equal(t, "no new replays since the baseline, 3 in all; no new other errors since the baseline, 0 in all", found["PCIe errors"])
+}
+
+// A stress that was cut proves what it did, not what the plan asked for.
+func TestAStressShorterThanThePlansTimeIsNotProven(t *testing.T) {
+	in := healthy()
+	in.Level, in.Soak = gpu.Stress, 10*time.Minute
+	in.Proofs[0].Soaked, in.Proofs[1].Soaked = 8*time.Minute, 10*time.Minute
+	checks := Evaluate(*in)
+	require.Empty(t, failed(checks))
+	require.Contains(t, skips(checks), "stress time: 8m0s of the plan's 10m0s: the deadline came before")
+	require.Equal(t, unproven, gpu.VerdictOf(checks, 0))
+	require.Equal(t, 480, Figures(in.Proofs)[0].SoakedSeconds)
+	in.Proofs[0].Soaked = 10 * time.Minute
+	require.Equal(t, pass, gpu.VerdictOf(Evaluate(*in), 0))
+	in.Proofs[0].Verdict = cuda.Timeout
+	require.Contains(t, skips(Evaluate(*in)), "stress time: no probe that passed: see CUDA call")
+}
+
 func names(checks []gpu.Check) []string {
 	var out []string
 	for _, c := range checks {
@@ -266,7 +361,7 @@ func TestABaselineKeepsOnlyWhatWasRead(t *testing.T) {
 		"NVLink speed":  func(d *nvml.Device) { d.Links[17].Speed = unread },
 		"NVLink errors": func(d *nvml.Device) { d.Links[17].Recovery = unread },
 		"P2P":           func(d *nvml.Device) { d.Peers[0].Topology = code[int](nvml.Unknown) },
-		"PCIe errors":   func(d *nvml.Device) { d.PCIeReplay = unread },
+		"PCIe errors":   func(d *nvml.Device) { d.PCIeReplay, d.PCIeErrors = unread, unread },
 		"C2C links":     func(d *nvml.Device) { d.C2CLinks = code[[]nvml.C2CLink](nvml.Unknown) },
 	} {
 		d := healthyGPU(0, first, second)
@@ -278,4 +373,7 @@ func TestABaselineKeepsOnlyWhatWasRead(t *testing.T) {
 	d := healthyGPU(0, first, second)
 	d.PCIeErrors = unread
 	require.Equal(t, "3/-", Readings(&d)["PCIe errors"])
+	d.PCIeReplay = unread
+	d.PCIeErrors = is(uint64(4))
+	require.Equal(t, "-/4", Readings(&d)["PCIe errors"])
 }

@@ -28,11 +28,11 @@ func code[T any](c nvml.Code) nvml.Reading[T] { return nvml.Reading[T]{Code: c} 
 
 // healthyGPU is an H100 on an NVSwitch board.
 func healthyGPU(index int, uuid, peer string) nvml.Device {
-	link := nvml.Link{Up: is(true), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0)), Five: code[nvml.Link5](nvml.NotSupported)}
+	link := nvml.Link{Up: is(true), Remote: is(2), Speed: is(uint64(26562)), Replay: is(uint64(0)), Recovery: is(uint64(0)), CRC: is(uint64(0)), Five: code[nvml.Link5](nvml.NotSupported)}
 	return nvml.Device{
 		Index: index, UUID: is(uuid), Serial: is("165000000000" + string(rune('1'+index))), Name: is("NVIDIA H100 80GB HBM3"), VBIOS: is("96.00.00.00.01"),
 		PCI: is("0000:1" + string(rune('0'+index)) + ":00.0"), Minor: is(index), Architecture: is(9), VGPUHost: is(false),
-		Recovery: is(uint64(0)), PCIeWidth: is(nvml.Pair{Current: 16, Other: 16}), PCIeGen: is(nvml.Pair{Current: 1, Other: 5}),
+		Recovery: is(uint64(0)), PCIeWidth: is(nvml.Pair{Current: 16, Other: 16}), PCIeGen: is(nvml.Pair{Current: 1, Other: 5}), PCIeGenCard: is(5),
 		PCIeReplay: is(uint64(3)), PCIeFatal: is(uint64(0)), PCIeErrors: is(uint64(0)),
 		ECCMode: is(nvml.Pair{Current: 1, Other: 1}), ECCVolatile: is(uint64(0)), ECCAggregate: is(uint64(2)), SRAMOver: is(false),
 		Remap: is(nvml.Remap{}), RemapNone: is(uint64(0)), Unrepairable: is(false), RepairWaits: is(false),
@@ -40,7 +40,8 @@ func healthyGPU(index int, uuid, peer string) nvml.Device {
 		InfoROM: is("G520.0200.00.05"), InfoROMValid: is(true), Throttle: is(uint64(1)), Temperature: is(40), Slowdown: is(87),
 		Margin: nvml.Reading[int]{Missing: "nvmlDeviceGetMarginTemperature"},
 		Limits: nvml.Limits{Shutdown: is(-8), Slowdown: is(-2), Memory: is(0), GPU: is(0)}, MemoryTemp: is(45), MemoryMax: is(95),
-		PowerLimit: is(uint64(700000)), Persistence: is(true), ComputeMode: is(0),
+		PowerLimit: is(uint64(700000)),
+		Power:      nvml.Power{Enforced: is(uint64(700000)), Default: is(uint64(700000)), Bounds: is(nvml.Bounds{Least: 200000, Most: 700000})}, Persistence: is(true), ComputeMode: is(0),
 		LinkCount: is(uint64(18)), Links: slices.Repeat([]nvml.Link{link}, 18),
 		Fabric:  is(nvml.Fabric{Version: 3, State: 3, Health: 0x1aa, Summary: 1}),
 		Peers:   []nvml.Peer{{UUID: peer, NVLink: is(0), Read: is(0), Write: is(0), Topology: is(10)}},
@@ -119,7 +120,9 @@ func failed(checks []gpu.Check) []gpu.Check {
 }
 
 func TestAHealthyHostPassesEveryRow(t *testing.T) {
-	checks := Evaluate(*healthy())
+	in := healthy()
+	in.Level = gpu.Stress
+	checks := Evaluate(*in)
 	require.Empty(t, failed(checks))
 	require.Equal(t, gpu.Pass, gpu.VerdictOf(checks, 0))
 	var rows, answeredRows []string

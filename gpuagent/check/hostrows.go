@@ -273,6 +273,8 @@ func deviceFiles(c *cell) {
 		major, known := c.in.Host.Majors[n.Wanted]
 		const hint = "create the device files (nvidia-modprobe -u -c 0, nvidia-smi) or check udev"
 		switch {
+		case !n.Exists && n.Optional:
+			c.skip(n.Path + ": not made, its service does not run here")
 		case !n.Exists:
 			c.fail(gpu.Fatal, n.Path, "no such file", hint)
 		case !n.Char:

@@ -11,7 +11,8 @@ import (
 )
 
 // identity: every GPU of the baseline answers by its UUID. Index and minor
-// number may change, so they are not compared.
+// number may change, so they are not compared. A handle that is refused until a
+// reset is remedied by one; any other refusal is not.
 func identity(c *cell) {
 	switch {
 	case c.d.Handle == nvml.ResetRequired:
@@ -162,6 +163,10 @@ func pcieGeneration(c *cell) {
 		c.fail(gpu.Warn, fmt.Sprintf("generation %d while the probe copies", gen.Other), fmt.Sprint(gen.Current), "the link trained at a lower speed: check slot, riser and firmware")
 		return
 	}
+	if card := c.d.PCIeGenCard; card.OK() && card.Value > gen.Other {
+		c.pass("generation %d, the most of its slot; the card alone has %d", gen.Current, card.Value)
+		return
+	}
 	c.pass("generation %d", gen.Current)
 }
 
@@ -183,10 +188,11 @@ func (c *cell) watched() *nvml.Watched {
 	return nil
 }
 
-// Parts of the row of PCIe errors beside the replays.
+// Parts of the row of PCIe errors.
 const (
-	partPCIeFatal = "fatal errors"
-	partPCIeOther = "other errors"
+	partPCIeFatal   = "fatal errors"
+	partPCIeReplays = "replays"
+	partPCIeOther   = "other errors"
 )
 
 // pcieErrors: a fatal one is fatal; replays and the other counters must not
@@ -195,62 +201,61 @@ func pcieErrors(c *cell) {
 	if fatal, ok := part(c, c.d.PCIeFatal, partPCIeFatal); ok && fatal > 0 {
 		c.fail(gpu.Fatal, "0 fatal PCIe errors", fmt.Sprint(fatal), "the link broke down: reset the GPU or reboot the host")
 	}
-	now, ok := answered(c, c.d.PCIeReplay)
-	if !ok {
-		return
-	}
-	grown, since := uint64(0), "since the baseline"
-	replays, others, hasOthers := c.basePCIe()
+	var seen nvml.Watched
 	w := c.watched()
-	switch {
-	case replays != nil:
-		grown = nvml.Growth(*replays, now)
-	case w == nil:
-		c.skip(fmt.Sprintf("%d replays in all, and neither a baseline nor an observation to compare with", now))
-		return
-	default:
-		since = "during the probe"
-		if grown, ok = answered(c, w.Replays); !ok {
-			return
-		}
+	if w != nil {
+		seen = *w
 	}
-	switch {
-	case c.d.PCIeErrors.Absent():
-		c.missing(partPCIeOther, c.absence(c.d.PCIeErrors.Why()))
-	case hasOthers:
-		n, ok := answered(c, c.d.PCIeErrors)
+	replays, others, _ := strings.Cut(c.base, "/")
+	var fine, grew []string
+	for _, counter := range []struct {
+		name, before string
+		now, grown   nvml.Reading[uint64]
+	}{{partPCIeReplays, replays, c.d.PCIeReplay, seen.Replays}, {partPCIeOther, others, c.d.PCIeErrors, seen.PCIeErrors}} {
+		now, ok := part(c, counter.now, counter.name)
 		if !ok {
-			return
+			continue
 		}
-		grown += nvml.Growth(others, n)
-	case replays != nil:
-		c.skip(partPCIeOther + ": not in the baseline")
+		var grown uint64
+		since := "since the baseline"
+		switch had, err := strconv.ParseUint(counter.before, 10, 64); {
+		case c.hasBase && err == nil:
+			grown = nvml.Growth(had, now)
+		case w == nil:
+			c.skip(fmt.Sprintf("%s: %d in all, and neither a baseline nor an observation to compare with", counter.name, now))
+			continue
+		default:
+			since = "during the probe"
+			if grown, ok = part(c, counter.grown, counter.name+" "+since); !ok {
+				continue
+			}
+		}
+		if grown > 0 {
+			grew = append(grew, fmt.Sprintf("%d new %s %s, %d in all", grown, counter.name, since, now))
+			continue
+		}
+		fine = append(fine, fmt.Sprintf("no new %s %s, %d in all", counter.name, since, now))
 	}
-	if grown > 0 {
-		c.fail(gpu.Warn, "no new PCIe errors "+since, fmt.Sprintf("%d new, %d replays in all", grown, now), "watch the link; errors that go on mean a bad slot, riser or cable")
-		return
+	switch {
+	case len(grew) > 0: // a bad link counts in both: that is one warning
+		c.fail(gpu.Warn, "no new PCIe errors", strings.Join(grew, "; "), "watch the link; errors that go on mean a bad slot, riser or cable")
+	case len(fine) > 0 && !c.failed():
+		c.pass("%s", strings.Join(fine, "; "))
 	}
-	c.pass("no new errors %s, %d replays in all", since, now)
 }
 
-// basePCIe are the baseline's counters; replays is nil without a baseline.
-func (c *cell) basePCIe() (replays *uint64, others uint64, hasOthers bool) {
-	first, second, _ := strings.Cut(c.base, "/")
-	n, err := strconv.ParseUint(first, 10, 64)
-	if !c.hasBase || err != nil {
-		return nil, 0, false
-	}
-	others, err = strconv.ParseUint(second, 10, 64)
-	return &n, others, err == nil
-}
-
-// pcieErrorsReading keeps errors that were not counted as not counted.
+// pcieErrorsReading keeps what was not counted as not counted.
 func pcieErrorsReading(d *nvml.Device) (string, bool) {
-	others, counted := text(d.PCIeErrors, number)
-	if !counted {
-		others = "-"
+	replays, counted := text(d.PCIeReplay, number)
+	others, more := text(d.PCIeErrors, number)
+	return orDash(replays, counted) + "/" + orDash(others, more), counted || more
+}
+
+func orDash(s string, ok bool) string {
+	if ok {
+		return s
 	}
-	return text(d.PCIeReplay, func(n uint64) string { return fmt.Sprintf("%d/%s", n, others) })
+	return "-"
 }
 
 func parsePair(s string) (a, b uint64, ok bool) {

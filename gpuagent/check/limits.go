@@ -141,22 +141,43 @@ func powerLimit(c *cell) {
 	if !ok {
 		return
 	}
-	const hint = "a reload of the driver resets it: set it again (nvidia-smi -pl)"
-	found := watts(limit)
-	if want := c.in.Expect.PowerLimitWatts; want > 0 {
-		if math.Abs(float64(limit)-want*1000) >= 1 {
-			c.fail(gpu.Warn, fmt.Sprintf("%g W", want), found, hint)
-			return
-		}
-		c.pass("%s", found)
+	enforced, known := part(c, c.d.Power.Enforced, partEnforced)
+	if c.failed() {
 		return
 	}
-	c.equalBase(gpu.Warn, found, hint)
+	const hint = "a reload of the driver resets it: set it again (nvidia-smi -pl)"
+	found, _ := powerLimitReading(c.d)
+	bounds, want := c.d.Power.Bounds, c.in.Expect.PowerLimitWatts
+	declared := fmt.Sprintf("%g W", want)
+	switch {
+	case want > 0 && bounds.OK() && (want*1000 < float64(bounds.Value.Least) || want*1000 > float64(bounds.Value.Most)):
+		c.fail(gpu.Warn, declared, found, fmt.Sprintf("this board takes %s to %s: correct the plan", watts(bounds.Value.Least), watts(bounds.Value.Most)))
+	case want > 0 && math.Abs(float64(limit)-want*1000) >= 1:
+		c.fail(gpu.Warn, declared, found, hint)
+	case want > 0 && known && enforced < limit:
+		c.fail(gpu.Warn, declared+" in force", found, "something beside the driver holds the GPU below its limit (the board's controller, out of band): look there")
+	case want == 0 && c.hasBase && c.base != found:
+		c.fail(gpu.Warn, c.base+", as in the baseline", found, hint)
+	case bounds.OK() && c.d.Power.Default.OK():
+		c.pass("%s; %s by default, %s to %s can be set", found, watts(c.d.Power.Default.Value), watts(bounds.Value.Least), watts(bounds.Value.Most))
+	default:
+		c.pass("%s", found)
+	}
 }
+
+const partEnforced = "limit in force"
 
 func watts(milli uint64) string { return fmt.Sprintf("%g W", float64(milli)/1000) }
 
-func powerLimitReading(d *nvml.Device) (string, bool) { return text(d.PowerLimit, watts) }
+// powerLimitReading is the limit that is set, with the one in force where
+// another limiter is lower.
+func powerLimitReading(d *nvml.Device) (string, bool) {
+	found, ok := text(d.PowerLimit, watts)
+	if e := d.Power.Enforced; ok && e.OK() && e.Value < d.PowerLimit.Value {
+		found += ", " + watts(e.Value) + " in force"
+	}
+	return found, ok
+}
 
 func persistenceMode(c *cell) {
 	on, ok := answered(c, c.d.Persistence)
@@ -200,20 +221,25 @@ func computeMode(c *cell) {
 func computeModeReading(d *nvml.Device) (string, bool) { return text(d.ComputeMode, computeModeName) }
 
 func gsp(c *cell) {
-	version, ok := answered(c, c.d.GSPVersion)
-	if !ok {
+	const hint = "the module's parameters changed (NVreg_EnableGpuFirmware)"
+	if mode := c.d.GSPEnabled; mode.OK() && !mode.Value {
+		// The driver tells no version of a firmware that is off.
+		c.equalBase(gpu.Warn, onOff(false), hint)
 		return
 	}
-	// A version without a mode is of a firmware that runs.
-	on := !c.d.GSPEnabled.OK() || c.d.GSPEnabled.Value
-	if driver := c.in.NVML.Driver; on && driver.OK() && version != driver.Value {
+	version, told := part(c, c.d.GSPVersion, partGSPVersion)
+	if driver := c.in.NVML.Driver; told && driver.OK() && version != driver.Value {
 		c.fail(gpu.Warn, "firmware "+driver.Value, version, "the firmware files are of another driver: install the matching package")
+	}
+	if c.failed() {
 		return
 	}
 	if on, ok := answered(c, c.d.GSPEnabled); ok {
-		c.equalBase(gpu.Warn, onOff(on), "the module's parameters changed (NVreg_EnableGpuFirmware)")
+		c.equalBase(gpu.Warn, onOff(on), hint)
 	}
 }
+
+const partGSPVersion = "version of the firmware"
 
 func gspReading(d *nvml.Device) (string, bool) {
 	return text(d.GSPEnabled, onOff)

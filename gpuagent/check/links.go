@@ -24,6 +24,10 @@ func nvlinkUp(c *cell) {
 	if !ok {
 		return
 	}
+	if read := len(c.d.Links); int(n) > read {
+		c.unanswered(fmt.Sprintf("the driver counts %d links, this agent reads %d", n, read), "this GPU is newer than the agent: upgrade the agent")
+		return
+	}
 	var down, unknown []string
 	for i, l := range c.d.Links {
 		switch {
@@ -37,13 +41,33 @@ func nvlinkUp(c *cell) {
 	switch {
 	case declared > 0 && int(n) != declared:
 		c.fail(gpu.Fatal, fmt.Sprintf("%d links", declared), fmt.Sprintf("%d links", n), "the GPU shows another number of links: check the baseboard")
+	case declared == 0 && n > 0 && len(down) == int(n) && (!c.hasBase || c.base == found):
+		// As on a PCIe card without a bridge.
+		c.skip("no link is connected, and none is declared")
 	case len(down) > 0:
 		c.fail(gpu.Fatal, "every link up", "down: "+strings.Join(down, ", "), "check the fabric manager and the NVLink rows of the kernel log")
 	case len(unknown) > 0:
 		c.unanswered("no state of link "+strings.Join(unknown, ", "), "reload the driver and check again")
+	case c.hasBase && c.base != found:
+		c.fail(gpu.Fatal, c.base+", as in the baseline", found, "the GPU has other links than before: check the baseboard")
 	default:
-		c.equalBase(gpu.Fatal, found, "the GPU has other links than before: check the baseboard")
+		c.pass("%s%s", found, remotes(c.d.Links))
 	}
+}
+
+// remotes names what the links lead to, as far as the driver knows it.
+func remotes(links []nvml.Link) string {
+	names := map[int]string{0: "GPUs", 1: "processors", 2: "switches"}
+	var to []string
+	for _, l := range links {
+		if name := names[l.Remote.Value]; l.Remote.OK() && name != "" && !slices.Contains(to, name) {
+			to = append(to, name)
+		}
+	}
+	if len(to) == 0 {
+		return ""
+	}
+	return ", to " + strings.Join(to, " and ")
 }
 
 func nvlinkUpReading(d *nvml.Device) (string, bool) {
@@ -123,13 +147,14 @@ func nvlinkErrors(c *cell) {
 	}
 	replays, recoveries := linkErrors(c.d)
 	found := fmt.Sprintf("%d replays, %d recoveries", replays, recoveries)
-	c.noGrowth(gpu.Fatal, [2]uint64{replays, recoveries}, found)
+	c.noGrowth(gpu.Fatal, [2]uint64{replays, recoveries}, found, nvlinkHint)
 }
+
+const nvlinkHint = "read the NVLink rows of the kernel log, reset the GPUs of the fabric"
 
 // noGrowth compares two counters with those of the baseline. Those of a new
 // boot start at zero: what they hold is new.
-func (c *cell) noGrowth(severity gpu.Severity, now [2]uint64, found string) {
-	const hint = "read the NVLink rows of the kernel log, reset the GPUs of the fabric"
+func (c *cell) noGrowth(severity gpu.Severity, now [2]uint64, found, hint string) {
 	first, second, ok := parsePair(c.base)
 	switch {
 	case c.hasBase && ok:
@@ -168,7 +193,7 @@ func nvlink5Errors(c *cell) {
 		effective, symbol = max(effective, l.Five.Value.EffectiveRate), max(symbol, l.Five.Value.SymbolRate)
 	}
 	n := link5Errors(c.d)
-	c.noGrowth(gpu.Warn, [2]uint64{n, 0}, fmt.Sprintf("%d errors; bit error rates %#x effective, %#x symbol", n, effective, symbol))
+	c.noGrowth(gpu.Warn, [2]uint64{n, 0}, fmt.Sprintf("%d errors; bit error rates %#x effective, %#x symbol", n, effective, symbol), nvlinkHint)
 }
 
 func link5Errors(d *nvml.Device) (n uint64) {
@@ -231,12 +256,20 @@ func fabricTrouble(mask uint32) []string {
 	return trouble
 }
 
-// InFabricProgress reports a GPU whose fabric is still coming up: worth
-// another look before the deadline.
-func InFabricProgress(s *nvml.Snapshot) bool {
-	return slices.ContainsFunc(s.Devices, func(d nvml.Device) bool {
-		return d.Fabric.OK() && d.Fabric.Value.State == fabricInProgress
-	})
+// ComingUp names what is worth another look before the deadline: a driver or a
+// GPU that is not ready yet, a fabric in progress. It is empty when nothing is.
+func ComingUp(s *nvml.Snapshot) string {
+	notReady := func(d nvml.Device) bool { return d.Handle == nvml.NotReady }
+	inProgress := func(d nvml.Device) bool { return d.Fabric.OK() && d.Fabric.Value.State == fabricInProgress }
+	switch {
+	case s.Init == nvml.NotReady:
+		return "driver"
+	case slices.ContainsFunc(s.Devices, notReady):
+		return "GPUs"
+	case slices.ContainsFunc(s.Devices, inProgress):
+		return "fabric"
+	}
+	return ""
 }
 
 func fabric(c *cell) {
@@ -320,76 +353,3 @@ func peersReading(d *nvml.Device) (string, bool) {
 	})
 	return peerText(d), len(d.Peers) > 0 && !unread
 }
-
-func c2c(c *cell) {
-	if up, ok := answered(c, c.d.C2C); ok {
-		c.equalBase(gpu.Warn, onOff(up), "the chip-to-chip link changed: reboot the host")
-	}
-}
-
-func c2cReading(d *nvml.Device) (string, bool) { return text(d.C2C, onOff) }
-
-// c2cLinks: each link between the chips is up, and they are those of before.
-func c2cLinks(c *cell) {
-	links, ok := answered(c, c.d.C2CLinks)
-	if !ok {
-		return
-	}
-	if len(links) == 0 {
-		c.skip("no C2C")
-		return
-	}
-	var down []string
-	for i, l := range links {
-		up, ok := needed(c, l.Up, fmt.Sprintf("there is a link %d", i))
-		if !ok {
-			return
-		}
-		if !up {
-			down = append(down, fmt.Sprint(i))
-		}
-	}
-	if len(down) > 0 {
-		c.fail(gpu.Warn, "every link up", "down: "+list(down), "the chip-to-chip link is not whole: reboot the host; if it stays, return the board")
-		return
-	}
-	if _, ok := part(c, links[0].Bandwidth, partC2CBandwidth); ok || links[0].Bandwidth.Absent() {
-		c.equalBase(gpu.Warn, c2cText(links), "the chip-to-chip links are others than before: reboot the host")
-	}
-}
-
-const partC2CBandwidth = "bandwidth"
-
-// c2cText gives the bandwidths that the links have, each once.
-func c2cText(links []nvml.C2CLink) string {
-	var distinct []string
-	for _, l := range links {
-		word := "unknown"
-		if l.Bandwidth.OK() {
-			word = fmt.Sprint(l.Bandwidth.Value)
-		}
-		if !slices.Contains(distinct, word) {
-			distinct = append(distinct, word)
-		}
-	}
-	return fmt.Sprintf("%d links of at most %s MB/s", len(links), list(distinct))
-}
-
-func c2cLinksReading(d *nvml.Device) (string, bool) {
-	return c2cText(d.C2CLinks.Value), d.C2CLinks.OK() && len(d.C2CLinks.Value) > 0
-}
-
-func c2cErrors(c *cell) {
-	n, ok := answered(c, c.d.C2CErrors)
-	if !ok {
-		return
-	}
-	before, _, ok := parsePair(c.base + "/0")
-	if grown := nvml.Growth(before, n); c.hasBase && ok && grown > 0 {
-		c.fail(gpu.Warn, "no new errors since the baseline", fmt.Sprint(grown), "watch the chip-to-chip link")
-		return
-	}
-	c.pass("%d errors in all", n)
-}
-
-func c2cErrorsReading(d *nvml.Device) (string, bool) { return text(d.C2CErrors, number) }

@@ -184,12 +184,22 @@ func infoROM(c *cell) {
 		c.fail(gpu.Warn, "valid", code.String(), "settings of the card may be lost: power-cycle the host; if it stays, return the card")
 		return
 	}
-	if _, ok := answered(c, c.d.InfoROMValid); ok {
-		c.pass("valid, image %s", c.d.InfoROM.Value)
+	image, known := part(c, c.d.InfoROM, partInfoROMImage)
+	if _, ok := answered(c, c.d.InfoROMValid); !ok || c.failed() {
+		return
 	}
+	if known {
+		c.pass("valid, image %s", image)
+		return
+	}
+	c.pass("valid")
 }
 
-func infoROMReading(d *nvml.Device) (string, bool) { return text(d.InfoROM, same) }
+const partInfoROMImage = "version of its image"
+
+func infoROMReading(d *nvml.Device) (string, bool) {
+	return text(d.InfoROMValid, func(bool) string { return "valid" })
+}
 
 // usedMost is how much memory an idle GPU may use: what the driver keeps for
 // itself and its context.

@@ -2,7 +2,7 @@ package check
 
 import (
 	"fmt"
-	"math"
+	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/cuda"
@@ -15,26 +15,16 @@ type Proof struct {
 	cuda.Result
 }
 
-// ToldByProofs are the rows whose figures are those of the proofs.
-var ToldByProofs = []string{rowCUDA, rowBandwidth}
-
 // Figures are what the probe measured where it passed.
 func Figures(proofs []Proof) []gpu.Proof {
 	var out []gpu.Proof
 	for _, p := range proofs {
-		if p.Verdict != cuda.Pass {
-			continue
+		if p.Verdict == cuda.Pass {
+			out = append(out, p.Figures())
 		}
-		f := gpu.Proof{Device: p.UUID, TestedMiB: p.TestedBytes >> 20, WantedMiB: p.WantedBytes >> 20, Patterns: p.Patterns}
-		if b := p.Bandwidth; b != (cuda.Bandwidth{}) {
-			f.Bandwidth = &gpu.Bandwidth{DeviceToDevice: tenths(b.DeviceToDevice), HostToDevice: tenths(b.HostToDevice), DeviceToHost: tenths(b.DeviceToHost)}
-		}
-		out = append(out, f)
 	}
 	return out
 }
-
-func tenths(v float64) float64 { return math.Round(v*10) / 10 }
 
 // cudaCall: the GPU, or every MIG device of it, runs work.
 func cudaCall(c *cell) {
@@ -64,7 +54,7 @@ func (c *cell) migDevicesKnown() bool {
 	switch {
 	case made != len(devices):
 		c.unanswered(fmt.Sprintf("the driver has %d compute instances and gives %d MIG devices", made, len(devices)),
-			"run again once nobody changes the instances; if it stays, look at the capability files of the agent (NVIDIA_MIG_MONITOR_DEVICES=all)")
+			"run again once nobody changes the instances; if it stays, give the agent the driver's right to see them (NVIDIA_MIG_MONITOR_DEVICES=all, in level setup of its DaemonSet)")
 	case made == 0:
 		c.skip("MIG is on and has no instance: CUDA has no device here")
 		return false
@@ -81,6 +71,26 @@ func vgpuLimit(c *cell) {
 	c.each(cuda.LimitCheck, func(uuid string) {
 		c.openOn(uuid, "the probe with the limiter did not run", "the probe without it must pass first")
 	})
+}
+
+// stressTime: the patterns went on for as long as the plan asks. A probe that
+// did not pass is told by the row of the call.
+func stressTime(c *cell) {
+	want := c.in.Soak.Round(time.Second)
+	for _, p := range c.in.Proofs {
+		if p.GPU != c.d.UUID.Value || p.Verdict != cuda.Pass {
+			continue
+		}
+		if p.Soaked < c.in.Soak {
+			c.openOn(p.UUID, fmt.Sprintf("%s of the plan's %s: the deadline came before", p.Soaked.Round(time.Second), want),
+				"give the validation a longer deadline, or none, or the plan fewer minutes")
+			continue
+		}
+		c.add(gpu.Check{Device: p.UUID, OK: true, Severity: gpu.Info, Found: want.String()})
+	}
+	if len(c.out) == 0 {
+		c.skip("no probe that passed: see " + rowCUDA)
+	}
 }
 
 func bandwidth(c *cell) { c.measured(cuda.BandwidthCheck) }

@@ -2,6 +2,7 @@ package check
 
 import (
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/cuda"
 	"github.com/refit-run/refit/gpuagent/nvml"
 )
 
@@ -13,9 +14,8 @@ const (
 	rowConfCompute = "confidential computing"
 	rowCUDAVersion = "CUDA version"
 	rowXidHistory  = "Xid history"
-	rowCUDA        = "CUDA call"
-	rowMemory      = "memory tested"
-	rowBandwidth   = "bandwidth"
+	rowCUDA        = cuda.CallCheck
+	rowStress      = "stress time"
 )
 
 // hostRows are the rows that concern the host as a whole.
@@ -58,7 +58,8 @@ func init() {
 		{name: "PCIe width", level: gpu.Quick, severity: gpu.Fatal, why: "a guest, or a GPU on C2C only", check: pcieWidth, reading: pcieWidthReading},
 		{name: "PCIe generation", level: gpu.Quick, severity: gpu.Warn, why: "a guest, or a GPU on C2C only", check: pcieGeneration, reading: pcieGenerationReading},
 		{name: "PCIe errors", level: gpu.Quick, severity: gpu.Warn, why: "no counter", check: pcieErrors, reading: pcieErrorsReading, counter: true,
-			parts: parts{partPCIeFatal: func(d *nvml.Device) bool { return d.PCIeFatal.OK() }, partPCIeOther: func(d *nvml.Device) bool { return d.PCIeErrors.OK() }}},
+			parts: parts{partPCIeFatal: func(d *nvml.Device) bool { return d.PCIeFatal.OK() }, partPCIeReplays: func(d *nvml.Device) bool { return d.PCIeReplay.OK() },
+				partPCIeOther: func(d *nvml.Device) bool { return d.PCIeErrors.OK() }}},
 		{name: "ECC mode", level: gpu.Quick, severity: gpu.Reset, why: "no ECC", check: eccMode, reading: eccModeReading},
 		{name: "ECC volatile", level: gpu.Quick, severity: gpu.Fatal, why: "ECC is off or absent", check: eccVolatile, reading: eccVolatileReading},
 		{name: "SRAM errors", level: gpu.Quick, severity: gpu.Fatal, why: "ECC is off, or an older GPU", check: sramErrors, reading: sramReading},
@@ -69,12 +70,14 @@ func init() {
 		{name: "memory repair", level: gpu.Quick, severity: gpu.Fatal, why: "an older GPU", check: memoryRepair, reading: memoryRepairReading},
 		{name: "retired pages", level: gpu.Quick, severity: gpu.Warn, why: "row remap stands in its place", check: retiredPages, reading: retiredReading,
 			parts: parts{partRetiredWaits: func(d *nvml.Device) bool { return d.RetiredWaits.OK() }}},
-		{name: "InfoROM", level: gpu.Quick, severity: gpu.Warn, why: "none is fitted", check: infoROM, reading: infoROMReading},
+		{name: "InfoROM", level: gpu.Quick, severity: gpu.Warn, why: "none is fitted", check: infoROM, reading: infoROMReading,
+			parts: parts{partInfoROMImage: func(d *nvml.Device) bool { return d.InfoROM.OK() }}},
 		{name: "throttle", level: gpu.Quick, severity: gpu.Warn, why: "no such reading", check: throttle, reading: throttleReading},
 		{name: "temperature", level: gpu.Quick, severity: gpu.Warn, why: "no such sensor", check: temperature, reading: temperatureReading,
 			parts: parts{partSlowdown: func(d *nvml.Device) bool { return d.Limits.Slowdown.OK() }}},
 		{name: "memory temperature", level: gpu.Quick, severity: gpu.Warn, why: "no sensor at the memory", check: memoryTemperature, reading: memoryTemperatureReading},
-		{name: "power limit", level: gpu.Quick, severity: gpu.Warn, why: "a board without control", check: powerLimit, reading: powerLimitReading},
+		{name: "power limit", level: gpu.Quick, severity: gpu.Warn, why: "a board without control", check: powerLimit, reading: powerLimitReading,
+			parts: parts{partEnforced: func(d *nvml.Device) bool { return d.Power.Enforced.OK() }}},
 		{name: "persistence mode", level: gpu.Quick, severity: gpu.Warn, why: "no such mode", check: persistenceMode, reading: persistenceReading},
 		{name: "compute mode", level: gpu.Quick, severity: gpu.Fatal, check: computeMode, reading: computeModeReading},
 		{name: "NVLink up", level: gpu.Quick, severity: gpu.Fatal, why: "a PCIe card", check: nvlinkUp, reading: nvlinkUpReading},
@@ -90,15 +93,17 @@ func init() {
 			parts: parts{partProcesses("graphics"): lists("graphics"), partProcesses("mps"): lists("mps")}},
 		{name: "memory in use", level: gpu.Standard, severity: gpu.Warn, check: memoryInUse},
 		{name: "memory total", level: gpu.Quick, severity: gpu.Warn, check: memoryTotal, reading: memoryTotalReading},
-		{name: "GSP", level: gpu.Quick, severity: gpu.Warn, why: "GSP is off", check: gsp, reading: gspReading},
+		{name: "GSP", level: gpu.Quick, severity: gpu.Warn, why: "GSP is off", check: gsp, reading: gspReading,
+			parts: parts{partGSPVersion: func(d *nvml.Device) bool { return d.GSPVersion.OK() }}},
 		{name: "C2C", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2c, reading: c2cReading},
 		{name: "C2C links", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2cLinks, reading: c2cLinksReading,
 			parts: parts{partC2CBandwidth: func(d *nvml.Device) bool { return len(d.C2CLinks.Value) > 0 && d.C2CLinks.Value[0].Bandwidth.OK() }}},
 		{name: "C2C errors", level: gpu.Quick, severity: gpu.Warn, why: "no C2C", check: c2cErrors, reading: c2cErrorsReading, counter: true},
 		{name: rowCUDA, level: gpu.Quick, severity: gpu.Fatal, check: cudaCall},
-		{name: rowMemory, level: gpu.Quick, severity: gpu.Fatal, check: memoryTested},
-		{name: "vGPU limit", level: gpu.Quick, severity: gpu.Fatal, check: vgpuLimit},
-		{name: rowBandwidth, level: gpu.Standard, severity: gpu.Warn, check: bandwidth},
+		{name: cuda.MemoryCheck, level: gpu.Quick, severity: gpu.Fatal, check: memoryTested},
+		{name: rowStress, level: gpu.Stress, severity: gpu.Fatal, check: stressTime},
+		{name: cuda.LimitCheck, level: gpu.Quick, severity: gpu.Fatal, check: vgpuLimit},
+		{name: cuda.BandwidthCheck, level: gpu.Standard, severity: gpu.Warn, check: bandwidth},
 	}
 }
 

@@ -117,6 +117,7 @@ var hostFaults = []fault{
 	}, rowConfCompute, gpu.Fatal, "is on, and not supported", unproven},
 	{"confidential computing switched", func(in *Input, _ *nvml.Device) { in.NVML.ConfCompute, in.NVML.ConfReady = is(uint64(1)), is(uint64(1)) }, rowConfCompute, gpu.Fatal, "on", unfit},
 	{"device file absent", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Exists = false }, "device files", gpu.Fatal, "no such file", unfit},
+	{"device file of a service that is not here", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Exists, in.Host.Nodes[0].Optional = false, true }, "device files", "", "its service", pass},
 	{"device file is a plain file", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Char = false }, "device files", gpu.Fatal, "another kind", unfit},
 	{"device file of another driver", func(in *Input, _ *nvml.Device) { in.Host.Nodes[0].Major = 240 }, "device files", gpu.Fatal, "240", unfit},
 	{"number of a GPU's device file not told", func(_ *Input, d *nvml.Device) { d.Minor = code[int](nvml.NotSupported) }, "device files", gpu.Warn, "not supported", degraded},
@@ -139,6 +140,10 @@ var hostFaults = []fault{
 	}, "TensorFusion toolkit", gpu.Fatal, "2025", unfit},
 	{"toolkit-ready on a host whose boot is not known", func(in *Input, _ *nvml.Device) { in.Host.Booted = time.Time{} }, "TensorFusion toolkit", gpu.Fatal, "not in the kernel log", unproven},
 	{"toolkit-ready absent", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Toolkit = time.Time{} }, "TensorFusion toolkit", gpu.Fatal, "no such file", unfit},
+	{"toolkit-ready absent, and not declared", func(in *Input, _ *nvml.Device) {
+		in.Host.TensorFusion.Toolkit, in.Expect.TensorFusion.Toolkit = time.Time{}, false
+	}, "TensorFusion toolkit", "", "none is declared", pass},
+	{"no directory of TensorFusion", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Run = false }, "TensorFusion provider", gpu.Fatal, "no such directory", unfit},
 	{"provider library absent", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Accelerator = "" }, "TensorFusion provider", gpu.Fatal, "not found", unfit},
 	{"shared memory of the wrong size", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Shm.SizeKiB = 64 << 10 }, "TensorFusion shared memory", gpu.Warn, "64 MiB", degraded},
 	{"shared memory is no tmpfs", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Shm.Type = "ext4" }, "TensorFusion shared memory", gpu.Fatal, "ext4", unfit},
@@ -148,6 +153,7 @@ var hostFaults = []fault{
 	{"shared memory full", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Shm.FreeKiB = 1 }, "TensorFusion shared memory", gpu.Warn, "0 MiB", degraded},
 	{"state of an unknown layout", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Pods[0].Layout = 0 }, "TensorFusion pod state", gpu.Fatal, "team/app", unfit},
 	{"state of a pod that is gone", func(in *Input, _ *nvml.Device) { in.Expect.TensorFusion.Pods = []string{} }, "TensorFusion pod state", gpu.Warn, "stale", degraded},
+	{"live pods not given", func(in *Input, _ *nvml.Device) { in.Expect.TensorFusion.Pods = nil }, "TensorFusion pod state", "", "not given", pass},
 	{"hypervisor of another user", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process.UID = 1000 }, "TensorFusion hypervisor", gpu.Warn, "user 1000", degraded},
 	{"hypervisor without privilege", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process.Lacks = 1 << 21 }, "TensorFusion hypervisor", gpu.Warn, "0x200000", degraded},
 	{"hypervisor's process not seen", func(in *Input, _ *nvml.Device) { in.Host.TensorFusion.Process = nil }, "TensorFusion hypervisor", "", "not visible", pass},

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"github.com/refit-run/refit/activities/gpu"
@@ -143,22 +142,21 @@ func xidHistory(c *cell) {
 	if log.Lost {
 		c.unanswered("a part of the kernel log was overwritten before it was read", "read the host's stored log for NVRM: Xid (journalctl -k); a baseline taken before the upgrade shortens what is looked at")
 	}
-	for _, line := range log.Unreadable {
-		c.fail(gpu.Warn, "a line that can be read", line, "an Xid line of an unknown form: read it")
+	if n := len(log.Unreadable); n > 0 {
+		c.fail(gpu.Warn, "lines that can be read", fmt.Sprintf("%d of an unknown form, the first: %s", n, log.Unreadable[0]), "look at NVRM: Xid in the kernel log yourself")
 	}
-	seen := map[string]int{}
+	seen := map[kind]int{}
 	var order []host.Xid
 	for _, x := range log.Xids {
-		key := x.PCI + "/" + strconv.Itoa(x.Number) + "/" + strconv.FormatBool(own(x.Text)) + severityText(x)
-		if seen[key]++; seen[key] == 1 {
+		if seen[kindOf(x)]++; seen[kindOf(x)] == 1 {
 			order = append(order, x)
 		}
 	}
 	for _, x := range order {
 		d := c.byPCI(x.PCI)
 		j := judge(x.Number, x.Text, d, own(x.Text))
-		n := seen[x.PCI+"/"+strconv.Itoa(x.Number)+"/"+strconv.FormatBool(own(x.Text))+severityText(x)]
-		k := gpu.Check{Severity: j.severity, Device: x.PCI, Expected: "no Xid", Found: fmt.Sprintf("Xid %d, %d times: %s (%s)", x.Number, n, j.meaning, x.Text), Hint: j.action}
+		text := strings.TrimSpace(x.Instance + " " + x.Text)
+		k := gpu.Check{Severity: j.severity, Device: x.PCI, Expected: "no Xid", Found: fmt.Sprintf("Xid %d, %d times: %s (%s)", x.Number, seen[kindOf(x)], j.meaning, text), Hint: j.action}
 		if d != nil {
 			k.Device = d.UUID.Value
 		} else if c.in.driverUp() {
@@ -172,12 +170,16 @@ func xidHistory(c *cell) {
 	}
 }
 
-// severityText keeps fatal and non-fatal NVLink 5 lines apart.
-func severityText(x host.Xid) string {
-	if linkUnits[x.Number] != "" && decodedNonFatal(x.Number, x.Text) {
-		return "/non-fatal"
-	}
-	return ""
+// kind is what lines have in common of which the first stands for all: GPU,
+// instance and number, who raised it, and of NVLink 5 whether it was fatal.
+type kind struct {
+	pci, instance string
+	number        int
+	own, nonFatal bool
+}
+
+func kindOf(x host.Xid) kind {
+	return kind{x.PCI, x.Instance, x.Number, own(x.Text), linkUnits[x.Number] != "" && decodedNonFatal(x.Number, x.Text)}
 }
 
 // own reports a line that names our own child process.

@@ -41,6 +41,21 @@ func TestAnXidIsJudgedByWhoRaisedItAndOnWhatGPU(t *testing.T) {
 	require.Equal(t, gpu.Fatal, judge(147, "TREX Fatal XC0 i0", &d, false).severity)
 }
 
+// Driver and catalogue name the GPU; which of its tenants has the error is in the
+// words.
+func TestAnErrorOfAMIGInstanceIsThatOfItsGPUAndNamesTheInstance(t *testing.T) {
+	in := healthy()
+	in.Host.Log.Xids = []host.Xid{{PCI: "0000:10:00.0", Instance: "GPU-I:05", Number: 95, Text: "Uncontained"}, {PCI: "0000:10:00.0", Instance: "GPU-I:03", Number: 95}}
+	in.Host.Log.Unreadable = []string{"NVRM: Xid a", "NVRM: Xid b"}
+	bad := failed(Evaluate(*in))
+	require.Len(t, bad, 3)
+	require.Equal(t, "2 of an unknown form, the first: NVRM: Xid a", bad[0].Found, "a log full of them makes one row")
+	require.Equal(t, first, bad[1].Device)
+	require.Equal(t, gpu.Fatal, bad[1].Severity)
+	require.Equal(t, "Xid 95, 1 times: uncontained memory error (GPU-I:05 Uncontained)", bad[1].Found)
+	require.Contains(t, bad[2].Found, "(GPU-I:03)")
+}
+
 func TestTheKernelLogNamesTheGPUAndOneLineStandsForMany(t *testing.T) {
 	in := healthy()
 	in.Host.Log.Xids = []host.Xid{

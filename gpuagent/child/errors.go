@@ -73,8 +73,26 @@ type Wedged struct {
 }
 
 func (e Wedged) Error() string {
-	return fmt.Sprintf("child %s is wedged: process %d survives SIGKILL in state %s, wchan %s%s: the driver holds it; reset the GPU or reboot the host",
-		e.Name, e.PID, orUnknown(e.State), orUnknown(e.WChan), during(e.Stage))
+	return fmt.Sprintf("child %s is wedged: process %d survives SIGKILL in state %s, wchan %s%s%s: the driver holds it; reset the GPU or reboot the host",
+		e.Name, e.PID, orUnknown(e.State), orUnknown(e.WChan), frames(e.Stack), during(e.Stage))
+}
+
+// framesTold are the innermost ones of a kernel stack: the driver's own call and
+// who made it.
+const framesTold = 4
+
+// frames writes a stack of /proc, whose lines are like [<0>] rm_ioctl+0x1/0x2.
+func frames(stack string) string {
+	var told []string
+	for line := range strings.Lines(stack) {
+		if _, frame, ok := strings.Cut(strings.TrimSpace(line), "] "); ok && len(told) < framesTold {
+			told = append(told, frame)
+		}
+	}
+	if len(told) == 0 {
+		return ""
+	}
+	return ", kernel stack " + strings.Join(told, " < ")
 }
 
 func during(stage string) string {

@@ -22,6 +22,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -144,6 +145,9 @@ type Result struct {
 	// Patterns counts the seeds that were written and checked.
 	Patterns int    `json:"patterns,omitempty"`
 	BadWords uint64 `json:"badWords,omitempty"`
+	// Soaked is how long the patterns were repeated; less than Soak where the
+	// deadline came before.
+	Soaked time.Duration `json:"soaked,omitempty"`
 
 	Bandwidth Bandwidth `json:"bandwidth"`
 	// Slow lists the copies below their floor: a warning, not a failure.
@@ -165,13 +169,28 @@ type LimitResult struct {
 	Skipped string `json:"skipped,omitempty"`
 }
 
-// Names of the checks that a probe answers.
+// Rows of the validation table that a probe answers.
 const (
-	CallCheck      = "cuda.call"
-	MemoryCheck    = "cuda.memory"
-	BandwidthCheck = "cuda.bandwidth"
-	LimitCheck     = "cuda.limit"
+	CallCheck      = "CUDA call"
+	MemoryCheck    = "memory tested"
+	BandwidthCheck = "bandwidth"
+	LimitCheck     = "vGPU limit"
 )
+
+// ToldByFigures are the rows whose figures Figures has.
+var ToldByFigures = []string{CallCheck, BandwidthCheck}
+
+// Figures are what a probe that passed has measured.
+func (r Result) Figures() gpu.Proof {
+	f := gpu.Proof{Device: r.UUID, TestedMiB: r.TestedBytes >> 20, WantedMiB: r.WantedBytes >> 20, Patterns: r.Patterns,
+		SoakedSeconds: int(r.Soaked / time.Second)}
+	if b := r.Bandwidth; b != (Bandwidth{}) {
+		f.Bandwidth = &gpu.Bandwidth{DeviceToDevice: tenths(b.DeviceToDevice), HostToDevice: tenths(b.HostToDevice), DeviceToHost: tenths(b.DeviceToHost)}
+	}
+	return f
+}
+
+func tenths(v float64) float64 { return math.Round(v*10) / 10 }
 
 // Checks are the rows of the validation table that this probe answers.
 func (r Result) Checks() []gpu.Check {

@@ -47,6 +47,7 @@ type driver struct {
 	deviceGet         func(d *cuDevice, ordinal int32) cuResult
 	deviceName        func(name *byte, n int32, d cuDevice) cuResult
 	deviceUUID        func(u *[16]byte, d cuDevice) cuResult
+	cardUUID          func(u *[16]byte, d cuDevice) cuResult
 	devicePCI         func(s *byte, n int32, d cuDevice) cuResult
 	deviceMemory      func(n *uint64, d cuDevice) cuResult
 	deviceAttribute   func(v *int32, attribute int32, d cuDevice) cuResult
@@ -124,6 +125,7 @@ func (d *driver) functions() []function {
 		f(&d.errorName, "cuGetErrorName"), f(&d.errorText, "cuGetErrorString"),
 		f(&d.deviceCount, "cuDeviceGetCount"), f(&d.deviceGet, "cuDeviceGet"), f(&d.deviceName, "cuDeviceGetName"),
 		f(&d.deviceUUID, "cuDeviceGetUuid_v2", "cuDeviceGetUuid"), // the first names a MIG device itself
+		f(&d.cardUUID, "cuDeviceGetUuid", "cuDeviceGetUuid_v2"),   // the first its GPU
 		f(&d.devicePCI, "cuDeviceGetPCIBusId"), f(&d.deviceMemory, "cuDeviceTotalMem_v2"),
 		f(&d.deviceAttribute, "cuDeviceGetAttribute"),
 		f(&d.primaryCtxRetain, "cuDevicePrimaryCtxRetain"),

@@ -20,7 +20,7 @@ import (
 const (
 	countVariable = "REFIT_PROBE_GPU_COUNT"
 	limitVariable = "REFIT_PROBE_VRAM_LIMIT"
-	nodeVariable  = "REFIT_NODE"
+	nodeVariable  = "NODE_NAME"
 )
 
 // terminationLog is where Kubernetes reads a container's last words, at most
@@ -136,47 +136,53 @@ func (j Job) Run(ctx context.Context) (gpu.Result, error) {
 			out.Devices = append(out.Devices, gpu.Device{UUID: r.UUID, Model: r.Name, MemoryBytes: r.TotalBytes})
 		}
 		checks = append(checks, r.Checks()...)
+		if r.Verdict == Pass {
+			out.Proofs = append(out.Proofs, r.Figures())
+		}
 	}
 	if j.Count > 0 {
-		checks = append(checks, gpu.Check{Name: "device.count", Severity: gpu.Fatal, OK: len(out.Devices) == j.Count,
+		checks = append(checks, gpu.Check{Name: "device count", Severity: gpu.Fatal, OK: len(out.Devices) == j.Count,
 			Expected: strconv.Itoa(j.Count), Found: strconv.Itoa(len(out.Devices)),
 			Hint: "compare the pod's GPU request with what was injected into it"})
 	}
-	for _, c := range checks {
-		if c.OK {
-			out.Passed++
-			continue
-		}
-		out.Checks = append(out.Checks, c)
-	}
+	out.Take(checks, ToldByFigures...)
 	out.Verdict = gpu.VerdictOf(checks, 0)
 	return out, nil
 }
 
 // message is the result in at most as many bytes as Kubernetes keeps: a cut
-// JSON text would be no verdict at all.
+// JSON text would be no verdict at all. What passed goes first, then what was
+// measured, then rows that failed; the verdict stays.
 func message(r gpu.Result) ([]byte, error) {
 	for {
 		text, err := json.Marshal(r)
 		if err != nil || len(text) <= terminationLimit {
 			return text, err
 		}
-		shortened := false
-		for i := range r.Checks {
-			if c := &r.Checks[i]; len(c.Found) > 200 {
-				c.Found, shortened = c.Found[:197]+"...", true
-			}
-		}
-		if !shortened && len(r.Checks) > 1 {
-			r.Checks, shortened = r.Checks[:len(r.Checks)-1], true
-		}
-		if !shortened && len(r.Devices) > 1 {
+		switch {
+		case len(r.Found) > 0:
+			r.Found = nil
+		case shortened(r.Checks):
+		case len(r.Proofs) > 0:
+			r.Proofs = nil
+		case len(r.Checks) > 1:
+			r.Checks = r.Checks[:len(r.Checks)-1]
+		case len(r.Devices) > 1:
 			return nil, errors.New("the result of this many devices does not fit a termination message: give the pod fewer")
-		}
-		if !shortened {
+		default:
 			return nil, errors.New("the result does not fit a termination message")
 		}
 	}
+}
+
+// shortened cuts long findings, and reports whether there were any.
+func shortened(checks []gpu.Check) (some bool) {
+	for i := range checks {
+		if c := &checks[i]; len(c.Found) > 200 {
+			c.Found, some = c.Found[:197]+"...", true
+		}
+	}
+	return some
 }
 
 func firstLine(path string) string {

@@ -3,12 +3,15 @@ package cuda
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/gpuagent/fakes"
 )
 
 func TestThePlainProbeIsNotAnsweredByAPreloadedLimiter(t *testing.T) {
@@ -107,6 +110,12 @@ func TestTheCanaryWritesItsVerdictToTheTerminationMessage(t *testing.T) {
 	if code != 0 || r.Verdict != gpu.Pass || len(r.Devices) != 1 || r.Passed != 4 || r.Node != "node-a" || len(r.Checks) != 0 {
 		t.Fatalf("exit %d: %+v", code, r)
 	}
+	if len(r.Proofs) != 1 || r.Proofs[0] != (gpu.Proof{Device: h.UUID(0), TestedMiB: 4, WantedMiB: 4, Patterns: 3}) {
+		t.Fatalf("what was measured: %+v", r.Proofs)
+	}
+	if !slices.Contains(r.Found, gpu.Found{Name: LimitCheck, Found: "128 MiB were refused, the limit is 64 MiB", Devices: 1}) {
+		t.Fatalf("what was found: %+v", r.Found)
+	}
 	if !strings.Contains(printed, `"verdict":"pass"`) {
 		t.Fatalf("printed %s", printed)
 	}
@@ -121,7 +130,7 @@ func TestTheCanaryWritesItsVerdictToTheTerminationMessage(t *testing.T) {
 		t.Fatalf("exit %d: %+v", code, r)
 	}
 	set(t, h, "cuda.bad.word", "", "gpus", "2")
-	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unfit || len(r.Devices) != 2 || r.Checks[0].Name != "device.count" {
+	if code, r, _ := run(); code != 1 || r.Verdict != gpu.Unfit || len(r.Devices) != 2 || r.Checks[0].Name != "device count" {
 		t.Fatalf("two devices in the pod: exit %d: %+v", code, r)
 	}
 	set(t, h, "gpus", "1", "cuda.free.mib", "100")
@@ -131,15 +140,63 @@ func TestTheCanaryWritesItsVerdictToTheTerminationMessage(t *testing.T) {
 	}
 }
 
-func TestAVerdictAlwaysFitsTheTerminationMessage(t *testing.T) {
-	r := gpu.Result{Verdict: gpu.Unfit}
-	for range 30 {
-		r.Checks = append(r.Checks, gpu.Check{Name: CallCheck, Severity: gpu.Fatal, Found: strings.Repeat("x", 900), Hint: hints[Fail]})
+// The path that a workload takes: the pod does not say which device it has.
+func TestAMIGDeviceOfAPodIsNamedAsOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		without []string
+		profile string // 99 is none that CUDA's name of the device could tell
+	}{
+		"by its name and its GPU's": {nil, "9"}, "by its GPU's": {nil, "99"}, "by its name": {[]string{"cuDeviceGetUuid"}, "9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := fakes.NewHost(t, fakes.Without(c.without...))
+			set(t, h, "gpus", "1", "gpu.0.mig.current", "1", "gpu.0.gi.1", c.profile+":0:4", "gpu.0.ci.1.0", "2:0:3")
+			r, err := Job{Probe: Options{MemoryMiB: 4}, Count: 1}.Run(t.Context())
+			if err != nil || r.Verdict != gpu.Pass || len(r.Proofs) != 1 || r.Proofs[0].Device != h.MIGUUID(0, 1, 0) || r.Devices[0].UUID != h.MIGUUID(0, 1, 0) {
+				t.Fatalf("%+v %v", r, err)
+			}
+			if named := r.Devices[0].Model == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"; named != (c.profile == "9") {
+				t.Fatalf("model %q", r.Devices[0].Model)
+			}
+		})
 	}
-	text, err := message(r)
-	var back gpu.Result
-	if err != nil || len(text) > terminationLimit || json.Unmarshal(text, &back) != nil || back.Verdict != gpu.Unfit || len(back.Checks) == 0 {
-		t.Fatalf("%d bytes, %v", len(text), err)
+	h := host(t, "gpus", "1")
+	if r, err := (Job{Probe: Options{MemoryMiB: 4}}).Run(t.Context()); err != nil || r.Devices[0].UUID != h.UUID(0) {
+		t.Fatalf("a whole GPU: %+v %v", r, err)
+	}
+}
+
+func TestAVerdictAlwaysFitsTheTerminationMessage(t *testing.T) {
+	fitting := func(checks, devices int) gpu.Result {
+		t.Helper()
+		r := gpu.Result{Verdict: gpu.Unfit}
+		for i := range devices {
+			uuid := fmt.Sprintf("MIG-00000000-0000-5000-8000-%012x", i)
+			r.Devices = append(r.Devices, gpu.Device{UUID: uuid, Model: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", MemoryBytes: 10 << 30})
+			r.Proofs = append(r.Proofs, gpu.Proof{Device: uuid, TestedMiB: 64, WantedMiB: 64, Patterns: 3})
+			r.Found = append(r.Found, gpu.Found{Name: MemoryCheck, Found: fmt.Sprint(strings.Repeat("y", 200), i), Devices: 1})
+		}
+		for range checks {
+			r.Checks = append(r.Checks, gpu.Check{Name: CallCheck, Severity: gpu.Fatal, Found: strings.Repeat("x", 900), Hint: hints[Fail]})
+		}
+		text, err := message(r)
+		var back gpu.Result
+		if err != nil || len(text) > terminationLimit || json.Unmarshal(text, &back) != nil || back.Verdict != gpu.Unfit || len(back.Devices) != devices {
+			t.Fatalf("%d checks, %d devices: %d bytes, %v", checks, devices, len(text), err)
+		}
+		return back
+	}
+	if r := fitting(1, 1); len(r.Found) != 1 || len(r.Proofs) != 1 || len(r.Checks[0].Found) != 900 {
+		t.Fatalf("what fits stays whole: %+v", r)
+	}
+	if r := fitting(1, 10); len(r.Found) != 0 || len(r.Proofs) != 10 || len(r.Checks) != 1 {
+		t.Fatalf("what passed goes before what was measured: %+v", r)
+	}
+	if r := fitting(5, 14); len(r.Proofs) != 0 || len(r.Checks) != 5 {
+		t.Fatalf("what was measured goes before what failed: %+v", r)
+	}
+	if r := fitting(30, 1); len(r.Checks) < 2 {
+		t.Fatalf("as much of what failed stays as fits: %+v", r)
 	}
 }
 

@@ -171,6 +171,13 @@ func became(uuid string, err error) (reply, error) {
 	return out, nil
 }
 
+// isMIG tells a MIG device by the name that was asked for, or by the one that
+// CUDA gives it, which ends in its profile: "NVIDIA H100 80GB HBM3 MIG 3g.40gb".
+// In a pod nobody asks for a name.
+func isMIG(wanted, model string) bool {
+	return strings.HasPrefix(strings.ToUpper(wanted), "MIG-") || strings.Contains(model, " MIG ")
+}
+
 // sameUUID compares names of devices: NVML, CUDA and a person differ in case,
 // and the legacy name of a MIG device says nothing about its UUID.
 func sameUUID(wanted, got string) bool {

@@ -83,14 +83,17 @@ func (s *session) patterns(ctx context.Context) error {
 		return err
 	}
 	test := memoryTest{blocks: blocks, bad: bad, answer: answer}
-	until := time.Now().Add(s.req.Soak)
+	began := time.Now()
 	for {
 		seed := seeds[s.out.Patterns%len(seeds)] ^ uint32(s.out.Patterns/len(seeds))*0x01000193
 		if err := s.pattern(test, seed); err != nil {
 			return err
 		}
 		s.out.Patterns++
-		if s.out.Patterns >= len(seeds) && (ctx.Err() != nil || !time.Now().Before(until)) {
+		if took := time.Since(began); s.out.Patterns >= len(seeds) && (ctx.Err() != nil || took >= s.req.Soak) {
+			if s.req.Soak > 0 {
+				s.out.Soaked = took
+			}
 			return nil
 		}
 	}
@@ -217,18 +220,15 @@ const hostBlock = 64 << 20
 // copies times three directions by events on the stream.
 func (s *session) copies(context.Context) error {
 	half := uint64(hostBlock)
-	from, err := s.alloc(half)
+	from, err := s.alloc(2 * half)
 	for err != nil && half > minMemory {
 		half /= 2
-		from, err = s.alloc(half)
+		from, err = s.alloc(2 * half)
 	}
 	if err != nil {
 		return err
 	}
-	to, err := s.alloc(half)
-	if err != nil {
-		return err
-	}
+	to := from + devicePtr(half)
 	host, err := s.pinned(half)
 	if err != nil {
 		return err

@@ -136,7 +136,7 @@ func (s *session) describe() error {
 	var (
 		name        [128]byte
 		pci         [32]byte
-		id          [16]byte
+		id, card    [16]byte
 		total       uint64
 		attributes  = []int32{attrProcessors, attrComputeMode, attrECC, attrMajor, attrMinor}
 		values      [5]int32
@@ -144,7 +144,7 @@ func (s *session) describe() error {
 		errs        = []error{check("cuDeviceGetName", s.deviceName(&name[0], int32(len(name)), s.device))}
 		asTerminate = func(b []byte) string { text, _, _ := strings.Cut(string(b), "\x00"); return text }
 	)
-	errs = append(errs, check("cuDeviceGetUuid", s.deviceUUID(&id, s.device)),
+	errs = append(errs, check("cuDeviceGetUuid_v2", s.deviceUUID(&id, s.device)), check("cuDeviceGetUuid", s.cardUUID(&card, s.device)),
 		check("cuDeviceGetPCIBusId", s.devicePCI(&pci[0], int32(len(pci)), s.device)),
 		check("cuDeviceTotalMem", s.deviceMemory(&total, s.device)))
 	for i, a := range attributes {
@@ -153,12 +153,12 @@ func (s *session) describe() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	s.out.Name, s.out.PCI, s.out.TotalBytes = asTerminate(name[:]), asTerminate(pci[:]), total
 	kind := "GPU"
-	if strings.HasPrefix(strings.ToUpper(s.req.UUID), "MIG-") {
+	if isMIG(s.req.UUID, s.out.Name) || id != card {
 		kind = "MIG"
 	}
 	s.out.UUID = fmt.Sprintf("%s-%x-%x-%x-%x-%x", kind, id[:4], id[4:6], id[6:8], id[8:10], id[10:])
-	s.out.Name, s.out.PCI, s.out.TotalBytes = asTerminate(name[:]), asTerminate(pci[:]), total
 	s.out.Processors, s.out.ComputeMode, s.out.ECC = int(values[0]), int(values[1]), values[2] != 0
 	s.out.Capability = fmt.Sprintf("%d.%d", values[3], values[4])
 	if values[3] < 5 {

@@ -20,10 +20,10 @@
 //	remap (unsupported) remap.{corrected,uncorrected,pending,failed,banks.none} unrepairable
 //	repair.channel repair.tpc retired.pending retired.dbe retired.sbe
 //	throttle temperature temperature.{slowdown,shutdown,margin,memory,gpu.max,memory.max}
-//	power.{usage,limit,default,min,max} persistence compute.mode memory.total.mib memory.used.mib
+//	power.{usage,limit,enforced,default,min,max} persistence compute.mode memory.total.mib memory.used.mib
 //	nvlink.generation (5: other counters) nvlink.count nvlink.speed nvlink.<l>.{up,remote,speed,replay,recovery,crc.flit,crc.data}
 //	fabric.{state,status,mask,summary,clique} p2p.<peer>.<kind> topology.<peer>
-//	field.<id> field.<id>.<scope> (any field value) events event=<type>:<data> (delivered once)
+//	field.<id> field.<id>.<scope> (any field value; unknown: the driver is older than the field) events event=<type>:<data> (delivered once)
 //	processes.{compute,graphics,mps}=<pid>:<MiB>[:<gi>:<ci>],…
 //	cc.feature cc.ready c2c
 //	mig (unsupported) mig.current mig.pending mig.needs.reset
@@ -38,7 +38,10 @@
 //	fail.<function>=CODE | CODExN (the next N calls) | CODE@K (the K-th call only)
 //	hang.<function>=1   crash.<function>=1   slow.<function>=<milliseconds>
 //
-// "mig.activation" stands for the activation status of SetMigMode.
+// "mig.activation" stands for the activation status of SetMigMode. "before.change"
+// and "after.change" stand for any call of NVML that sets, creates or destroys:
+// right before or right after its effect it kills the process that makes it and
+// that one's parent, an agent with its child.
 package fakes
 
 import (

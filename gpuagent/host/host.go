@@ -51,9 +51,11 @@ type PCIDevice struct {
 type Node struct {
 	Path   string `json:"path"`
 	Wanted string `json:"wanted"`
-	Exists bool   `json:"exists"`
-	Char   bool   `json:"char,omitempty"`
-	Major  int    `json:"major,omitempty"`
+	// Optional: the program that uses it makes it, where one does.
+	Optional bool `json:"optional,omitempty"`
+	Exists   bool `json:"exists"`
+	Char     bool `json:"char,omitempty"`
+	Major    int  `json:"major,omitempty"`
 }
 
 // Service is a systemd unit, judged by the processes in its control group.
@@ -246,8 +248,8 @@ func (h Host) nodes(minors []int) []Node {
 	for _, m := range minors {
 		nodes = append(nodes, Node{Path: "/dev/nvidia" + strconv.Itoa(m), Wanted: "nvidia"})
 	}
-	for _, minor := range h.capabilities() {
-		nodes = append(nodes, Node{Path: "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(minor), Wanted: "nvidia-caps"})
+	for _, c := range h.capabilities() {
+		nodes = append(nodes, Node{Path: "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(c.minor), Wanted: "nvidia-caps", Optional: !c.mig})
 	}
 	for i := range nodes {
 		info, err := os.Stat(h.path(nodes[i].Path))
@@ -264,10 +266,17 @@ func (h Host) nodes(minors []int) []Node {
 	return nodes
 }
 
-// capabilities are the minor numbers that the module has for access rights.
-func (h Host) capabilities() []int {
-	var minors []int
-	_ = filepath.WalkDir(h.path("proc/driver/nvidia/capabilities"), func(path string, d fs.DirEntry, err error) error {
+// capability is an access right that the module has. Those of MIG are used by the
+// driver's own libraries; another, like fabric-imex-mgmt, by one service alone.
+type capability struct {
+	minor int
+	mig   bool
+}
+
+func (h Host) capabilities() []capability {
+	var found []capability
+	dir := h.path("proc/driver/nvidia/capabilities")
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return nil //nolint:nilerr // what cannot be read has no minor to check
 		}
@@ -275,12 +284,12 @@ func (h Host) capabilities() []int {
 		for line := range strings.Lines(string(b)) {
 			if n, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
 				if minor, err := strconv.Atoi(strings.TrimSpace(n)); err == nil {
-					minors = append(minors, minor)
+					found = append(found, capability{minor, slices.Contains(strings.Split(strings.TrimPrefix(path, dir), "/"), "mig")})
 				}
 			}
 		}
 		return nil
 	})
-	slices.Sort(minors)
-	return slices.Compact(minors)
+	slices.SortFunc(found, func(a, b capability) int { return a.minor - b.minor })
+	return slices.Compact(found)
 }

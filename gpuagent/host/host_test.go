@@ -45,18 +45,17 @@ func TestAHostIsReadBelowItsRoot(t *testing.T) {
 	require.NotEmpty(t, s.BootID)
 	require.Equal(t, []host.Service{{Name: "nvidia-fabricmanager", Visible: true, Active: true},
 		{Name: "nvidia-imex", Visible: true}, {Name: "nvidia-persistenced", Visible: true}}, s.Services)
-	missing := 0
+	var missing []host.Node
 	for _, n := range s.Nodes {
 		if !n.Exists {
-			missing++
-			require.Equal(t, "/dev/nvidia2", n.Path)
+			missing = append(missing, n)
 			continue
 		}
 		require.True(t, n.Char)
 		require.Equal(t, s.Majors[n.Wanted], n.Major, "%s", n.Path)
 	}
-	require.Equal(t, 1, missing)
-	require.Len(t, s.Nodes, 9, "control, uvm, uvm-tools, modeset, three GPUs and two capabilities")
+	require.Equal(t, []host.Node{{Path: "/dev/nvidia2", Wanted: "nvidia"}, {Path: "/dev/nvidia-caps/nvidia-cap4323", Wanted: "nvidia-caps", Optional: true}}, missing)
+	require.Len(t, s.Nodes, 10, "control, uvm, uvm-tools, modeset, three GPUs and three capabilities")
 }
 
 func TestWhatIsHiddenIsNotTakenForAbsent(t *testing.T) {
@@ -99,12 +98,16 @@ func TestTheKernelLogIsReadAfterARecordAndMalformedLinesAreKept(t *testing.T) {
 	require.Equal(t, 5*time.Second, before.Loaded)
 	require.NoError(t, made.Log(
 		"[ 10.000000] NVRM: Xid (PCI:0000:11:00): 79, pid=7, name=python, GPU has fallen off the bus.",
-		"[ 10.500000] NVRM: Xid (PCI:0000AF:EE:00.0): 48", "NVRM: Xid (no address)", "[ 11.000000] usb 1-1: new device"))
+		"[ 10.500000] NVRM: Xid (PCI:0000AF:EE:00.0): 48",
+		"[ 10.600000] NVRM: Xid (PCI:0000:11:00 GPU-I:05): 94, pid=7, Contained: CE User Channel", "[ 10.700000] NVRM: Xid (PCI:0000:11:00 GPU-I:05 GPU-CI:00): 13, pid=9",
+		"NVRM: Xid (no address)", "[ 11.000000] usb 1-1: new device"))
 	log := h.Read(host.Options{Since: before.Last}).Log
 	require.Equal(t, []host.Xid{{PCI: "0000:11:00.0", Number: 79, Text: "pid=7, name=python, GPU has fallen off the bus."},
-		{PCI: "00af:ee:00.0", Number: 48}}, log.Xids)
+		{PCI: "00af:ee:00.0", Number: 48},
+		{PCI: "0000:11:00.0", Instance: "GPU-I:05", Number: 94, Text: "pid=7, Contained: CE User Channel"},
+		{PCI: "0000:11:00.0", Instance: "GPU-I:05 GPU-CI:00", Number: 13, Text: "pid=9"}}, log.Xids)
 	require.Equal(t, []string{"NVRM: Xid (no address)"}, log.Unreadable)
-	require.Equal(t, uint64(6), log.Last)
+	require.Equal(t, uint64(8), log.Last)
 }
 
 func TestAddressesOfAllWritersAreOne(t *testing.T) {

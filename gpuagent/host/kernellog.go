@@ -30,13 +30,16 @@ type KernelLog struct {
 
 // Xid is one error report of the driver.
 type Xid struct {
-	PCI    string `json:"pci"`
-	Number int    `json:"number"`
-	Text   string `json:"text,omitempty"`
+	PCI string `json:"pci"`
+	// Instance is the MIG instance that the driver blames, as it writes it:
+	// GPU-I:05 GPU-CI:00; empty where it blames the whole GPU.
+	Instance string `json:"instance,omitempty"`
+	Number   int    `json:"number"`
+	Text     string `json:"text,omitempty"`
 }
 
 var (
-	xidLine    = regexp.MustCompile(`NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?`)
+	xidLine    = regexp.MustCompile(`NVRM: Xid \(PCI:([0-9a-fA-F:.]+)((?: GPU-C?I:\d+)*)\): (\d+)(?:, (.*))?`)
 	loadedLine = regexp.MustCompile(`NVRM: loading NVIDIA`)
 	stamp      = regexp.MustCompile(`^\[ *(\d+\.\d+)\] `)
 )
@@ -67,12 +70,12 @@ func (h Host) kernelLog(since uint64) KernelLog {
 			log.Unreadable = append(log.Unreadable, r.text)
 			continue
 		}
-		number, err := strconv.Atoi(m[2])
+		number, err := strconv.Atoi(m[3])
 		if err != nil {
 			log.Unreadable = append(log.Unreadable, r.text)
 			continue
 		}
-		log.Xids = append(log.Xids, Xid{PCI: Address(m[1]), Number: number, Text: m[3]})
+		log.Xids = append(log.Xids, Xid{PCI: Address(m[1]), Instance: strings.TrimSpace(m[2]), Number: number, Text: m[4]})
 	}
 	return log
 }

@@ -41,8 +41,9 @@ func ring(refused error) ([]record, error) {
 	return ringRecords(string(buf[:n])), nil
 }
 
-// ringLine is "<priority>[seconds.microseconds] text".
-var ringLine = regexp.MustCompile(`^<\d+>\[ *(\d+)\.(\d{6})\] (.*)$`)
+// ringLine is "<priority>[seconds.microseconds] text"; some kernels name the
+// caller, a thread or a processor, behind the stamp: [T17] or [C3].
+var ringLine = regexp.MustCompile(`^<\d+>\[ *(\d+)\.(\d{6})\](?:\[ *[TC]\d+\])? (.*)$`)
 
 // ringRecords parses the buffer. A line without a stamp is the rest of the one
 // before, or one that was cut off: neither begins an Xid.

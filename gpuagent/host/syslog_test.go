@@ -17,6 +17,12 @@ func TestTheRingBufferIsReadAsTheSystemCallGivesIt(t *testing.T) {
 	require.Greater(t, records[1].sequence, records[0].sequence)
 }
 
+func TestALineThatNamesItsCallerIsALine(t *testing.T) {
+	records := ringRecords("<6>[    0.000001][    T0] Linux version\n<4>[    2.500000][  C11] NVRM: Xid (PCI:0000:01:00): 79, lost\n")
+	require.Len(t, records, 2)
+	require.Equal(t, "NVRM: Xid (PCI:0000:01:00): 79, lost", records[1].text)
+}
+
 func TestAPositionInALogOfTheOtherKindCountsForNothing(t *testing.T) {
 	byTime, byNumber := ringRecords("<6>[    5.000000] a\n"), []record{{sequence: 7}}
 	require.Equal(t, timed|4, sameKind(timed|4, byTime))

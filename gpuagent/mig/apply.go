@@ -132,9 +132,7 @@ func (a Applier) gpu(ctx context.Context, p GPUPlan, o Options, r *setup.Report)
 			p.block("the mode is pending until the GPU is idle")
 			continue
 		case nvml.ActivationReset:
-			if a.Reset != nil && o.ModeOnly && len(out.GPU.Instances) > 0 {
-				p.GPU = out.GPU
-				p.tenants("reset the GPU")
+			if p.GPU = out.GPU; a.Reset != nil && !p.mayReset(o) {
 				continue
 			}
 			if a.Reset == nil || reset {
@@ -143,9 +141,10 @@ func (a Applier) gpu(ctx context.Context, p GPUPlan, o Options, r *setup.Report)
 			}
 			reset = true
 			out.GPU, err = a.reset(ctx, p, r)
-			if err != nil && ctx.Err() != nil {
-				// Ended from outside, by an abort or a deadline: that is no proof
-				// against the reset, and the next run tries it again.
+			if err != nil && (ctx.Err() != nil || setup.ClassOf(err) == setup.Wait) {
+				// Ended from outside, by an abort or a deadline, or kept off by a
+				// client: that is no proof against the reset, and the next run
+				// tries it again.
 				return setup.Explain(err, "GPU "+p.GPU.UUID)
 			}
 			if err != nil {
@@ -170,15 +169,25 @@ func need(g nvml.MIGGPU, afterReset bool) gpu.Need {
 		Why: "the MIG mode is pending until the GPU is reset or the host rebooted; calling again does not help"}
 }
 
-// reset resets one GPU and reads it again.
+// reset resets one GPU and reads it again. A client that keeps it off is an
+// error of class Wait.
 func (a Applier) reset(ctx context.Context, p GPUPlan, r *setup.Report) (nvml.MIGGPU, error) {
 	if a.Progress != nil {
 		a.Progress(p.GPU.UUID + ": reset")
 	}
 	if err := a.Reset(ctx, p.GPU.PCI); err != nil {
+		if now, unread := a.again(ctx, p); unread == nil && now.Processes > 0 {
+			p.block(clients(now.Processes))
+			return now, p.Blocked
+		}
 		return p.GPU, fmt.Errorf("reset of GPU %s: %w", p.GPU.UUID, err)
 	}
 	r.Actions = append(r.Actions, gpu.Action{System: "mig", Device: p.GPU.UUID, What: "reset the GPU"})
+	return a.again(ctx, p)
+}
+
+// again reads the GPU once more.
+func (a Applier) again(ctx context.Context, p GPUPlan) (nvml.MIGGPU, error) {
 	host, err := a.Host.ReadMIG(ctx)
 	if err != nil {
 		return p.GPU, err

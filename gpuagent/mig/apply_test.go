@@ -1,11 +1,9 @@
 package mig
 
 import (
-	"bytes"
 	"context"
-	"errors"
+	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -56,8 +54,8 @@ func TestALayoutIsMadeThroughTheDriverAndASecondRunDoesNothing(t *testing.T) {
 		require.True(t, strings.HasPrefix(d.UUID, "MIG-"), d.UUID)
 	}
 
-	again, err := apply(t, Applier{}, mixed, Options{})
-	require.NoError(t, err)
+	again, err := apply(t, Applier{Host: ReadOnly{nvml.Setters{}}}, mixed, Options{})
+	require.NoError(t, err, "a host that refuses every change is asked for none")
 	require.Empty(t, again.Actions)
 	require.Equal(t, r.Devices, again.Devices, "the MIG devices keep their UUIDs")
 }
@@ -80,7 +78,7 @@ func TestWhatIsWantedAlreadyKeepsItsUUIDWhenTheRestChanges(t *testing.T) {
 	require.Equal(t, kept(before), kept(after))
 }
 
-func TestAnAgentKilledAtAnyStepIsRepairedByTheNextRun(t *testing.T) {
+func TestASetUpEndedFromOutsideAtAnyStepIsRepairedByTheNextRun(t *testing.T) {
 	h := host(t, true)
 	// A run that is ended after each step, so also between a GPU instance and
 	// its compute instance.
@@ -153,12 +151,10 @@ func TestBadRowsAreRefusedByPlanAndApplyAlike(t *testing.T) {
 	}
 	t.Run("the command", func(t *testing.T) {
 		host(t, false, "gpu.0.remap.failed", "1")
-		file := filepath.Join(t.TempDir(), "layout.yaml")
-		require.NoError(t, os.WriteFile(file, []byte("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}\n"), 0o600))
-		out, code := run(t, true, "-f", file)
+		out, _, end, code := newPerson(t, "{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}").types("plan")
 		require.Equal(t, setup.ExitError, code)
 		require.Contains(t, out, "switch MIG mode on")
-		require.Contains(t, out, "return the card")
+		require.Contains(t, end, "return the card")
 	})
 	t.Run("what waiting does not mend is told before what it does", func(t *testing.T) {
 		host(t, false, "gpus", "2", "gpu.0.processes.compute", "4711:100", "gpu.1.remap.failed", "1")
@@ -219,16 +215,34 @@ func TestWhatTheDriverRefusesIsClassed(t *testing.T) {
 	})
 }
 
-func TestACreationThatFailsInTheMiddleIsFinishedByTheNextRun(t *testing.T) {
-	host(t, true, "gpu.0.fail.nvmlGpuInstanceCreateComputeInstance", "999@3")
-	r, err := apply(t, Applier{}, mixed, Options{})
-	require.Error(t, err)
-	require.Len(t, r.Actions, 5, "what was done is told beside the error")
-	r, err = apply(t, Applier{}, mixed, Options{})
-	require.NoError(t, err)
-	require.Len(t, r.Actions, 3, "the half-made instance is repaired, then the last one made")
-	require.Contains(t, r.Actions[0].What, "missing compute instance")
-	require.Len(t, r.Devices, 4)
+func TestACreationThatFailsAtAnyCallIsFinishedByTheNextRun(t *testing.T) {
+	for function, done := range map[string]func(k int) int{
+		// A GPU instance and its compute instance are made before the next.
+		"nvmlDeviceCreateGpuInstanceWithPlacement": func(k int) int { return 2 * (k - 1) },
+		"nvmlGpuInstanceCreateComputeInstance":     func(k int) int { return 2*k - 1 },
+	} {
+		for k := 1; k <= 4; k++ {
+			t.Run(fmt.Sprintf("%s, call %d", function, k), func(t *testing.T) {
+				h := host(t, true, "gpu.0.fail."+function, fmt.Sprintf("999@%d", k))
+				r, err := apply(t, Applier{}, mixed, Options{})
+				require.Error(t, err)
+				require.Len(t, r.Actions, done(k), "what was done is told beside the error")
+				made, err := nvml.Setters{}.ReadMIG(t.Context())
+				require.NoError(t, err)
+				r, err = apply(t, Applier{}, mixed, Options{})
+				require.NoError(t, err)
+				require.Len(t, r.Actions, 8-done(k), "nothing is made twice")
+				if done(k)%2 == 1 {
+					require.Contains(t, r.Actions[0].What, "missing compute instance", "what is half made comes first")
+				}
+				require.Len(t, r.Devices, 4)
+				require.Subset(t, r.Devices, made.GPUs[0].Devices)
+				fault, err := h.Get("gpu.0.fail." + function)
+				require.NoError(t, err)
+				require.Empty(t, fault)
+			})
+		}
+	}
 }
 
 func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
@@ -243,72 +257,4 @@ func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
 	after, err := os.ReadFile(h.StateFile())
 	require.NoError(t, err)
 	require.Equal(t, string(before), string(after))
-}
-
-func run(t *testing.T, planned bool, args ...string) (out string, code int) {
-	t.Helper()
-	c := Command(nvml.Setters{}, Reset)
-	var b bytes.Buffer
-	c.SetOut(&b)
-	c.SetErr(&bytes.Buffer{})
-	verb := "apply"
-	if planned {
-		verb = "plan"
-	}
-	c.SetArgs(append([]string{verb}, args...))
-	err := c.ExecuteContext(t.Context())
-	var exit *setup.Exit
-	if errors.As(err, &exit) {
-		return b.String() + exit.Error(), exit.ExitCode()
-	}
-	require.NoError(t, err)
-	return b.String(), 0
-}
-
-func TestTheCommandsShowTheActionsAndEndWithClearCodes(t *testing.T) {
-	h := host(t, true)
-	file, root := filepath.Join(t.TempDir(), "layout.yaml"), t.TempDir()
-	write := func(text string) { require.NoError(t, os.WriteFile(file, []byte(text), 0o600)) }
-	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}\n")
-
-	out, code := run(t, true, "-f", file)
-	require.Zero(t, code)
-	require.Contains(t, out, "would  "+h.UUID(0)+"  create GPU instance 7g.80gb at 0")
-	_, code = run(t, true, "-f", file, "--exit-code")
-	require.Equal(t, setup.ExitChanges, code)
-
-	out, code = run(t, false, "-f", file, "--root", root)
-	require.Zero(t, code)
-	require.Contains(t, out, "did    "+h.UUID(0)+"  create GPU instance 7g.80gb at 0")
-	require.Contains(t, out, "has    MIG-")
-	out, code = run(t, true, "-f", file, "--exit-code")
-	require.Zero(t, code)
-	require.Contains(t, out, "nothing to do")
-	out, _ = run(t, true, "-f", file, "-o", "json")
-	require.Contains(t, out, `"actions": []`)
-
-	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 2}}]}\n")
-	_, code = run(t, false, "-f", file, "--root", root)
-	require.Equal(t, setup.ExitBad, code)
-	_, code = run(t, false, "-f", file+".none", "--root", root)
-	require.Equal(t, setup.ExitBad, code)
-
-	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {}}]}\n")
-	require.NoError(t, h.Set("gpu.0.processes.compute", "4711:100:1:0"))
-	_, code = run(t, false, "-f", file, "--root", root)
-	require.Equal(t, setup.ExitWaiting, code)
-	require.NoError(t, h.Set("gpu.0.processes.compute", ""))
-
-	unlock, err := setup.Lock(t.Context(), root)
-	require.NoError(t, err)
-	out, code = run(t, false, "-f", file, "--root", root)
-	require.Equal(t, setup.ExitWaiting, code, "two set-ups at once: the second is told to wait")
-	require.Contains(t, out, "one is at work")
-	unlock()
-
-	write("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n")
-	require.NoError(t, h.Set("gpu.0.mig.needs.reset", "1"))
-	out, code = run(t, false, "-f", file, "--root", root)
-	require.Equal(t, setup.ExitWaiting, code)
-	require.Contains(t, out, "needs  "+h.UUID(0)+"  reset")
 }

@@ -46,7 +46,7 @@ func groups(g nvml.MIGGPU, devices map[string]int) ([]group, error) {
 func offered(g nvml.MIGGPU, name string) (at, slices int) {
 	for i, p := range g.Profiles {
 		for n, part := range p.Compute {
-			if part == name {
+			if part == name || n == p.Slices && fmt.Sprintf("%dc.%s", n, part) == name {
 				return i, n
 			}
 		}

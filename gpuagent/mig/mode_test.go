@@ -102,9 +102,15 @@ func TestABusyGPUKeepsItsMode(t *testing.T) {
 }
 
 func TestAModeThatWaitsForIdlenessIsAskedForAgain(t *testing.T) {
-	host(t, false, "gpu.0.fail.mig.activation", "19x1")
-	_, err := apply(t, Applier{}, mixed, Options{})
-	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	h := host(t, false, "gpu.0.fail.mig.activation", "19x3")
+	for range 3 {
+		r, err := apply(t, Applier{}, mixed, Options{})
+		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+		require.Equal(t, []string{"switch MIG mode on"}, done(r))
+		pending, err := h.Get("gpu.0.mig.pending")
+		require.NoError(t, err)
+		require.Equal(t, "1", pending)
+	}
 	r, err := apply(t, Applier{}, mixed, Options{})
 	require.NoError(t, err)
 	require.Equal(t, "switch MIG mode on", r.Actions[0].What)
@@ -133,6 +139,29 @@ func TestAResetIsReportedAndDoneOnlyWhereThePlanAllowsIt(t *testing.T) {
 	require.Equal(t, 1, resets)
 	require.Empty(t, r.Needs)
 	require.Len(t, r.Devices, 4)
+}
+
+// Between the change of mode and the reset a client may have come.
+func TestAGPUInUseIsNotReset(t *testing.T) {
+	const client = "gpu.0.processes.compute"
+	h := host(t, false, "gpu.0.mig.needs.reset", "1")
+	never := func(context.Context, ...string) error { t.Error("the GPU was reset"); return nil }
+	a := Applier{Host: meanwhile{func() { require.NoError(t, h.Set(client, "4711:100")) }}, Reset: never}
+	r, err := apply(t, a, mixed, Options{})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "found 1 client; drain the GPU")
+	require.Equal(t, []string{"switch MIG mode on"}, done(r))
+	require.Empty(t, r.Needs)
+
+	// It may come after that look, too: then the reset refuses.
+	require.NoError(t, h.Set(client, ""))
+	refused := func(context.Context, ...string) error {
+		require.NoError(t, h.Set(client, "4711:100"))
+		return errors.New("in use by another client")
+	}
+	r, err = apply(t, Applier{Reset: refused}, mixed, Options{})
+	require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+	require.Empty(t, r.Needs, "nobody is sent to reboot the host")
 }
 
 func TestAResetThatIsEndedFromOutsideIsNoneThatDidNotHelp(t *testing.T) {

@@ -133,6 +133,17 @@ func (p *GPUPlan) tenants(what string) {
 	}
 }
 
+// mayReset blocks a reset that would take the GPU from somebody.
+func (p *GPUPlan) mayReset(o Options) bool {
+	switch g := p.GPU; {
+	case o.ModeOnly && len(g.Instances) > 0:
+		p.tenants("reset the GPU")
+	case g.Processes > 0:
+		p.block(clients(g.Processes))
+	}
+	return p.Blocked == nil
+}
+
 func (p *GPUPlan) block(found string) {
 	p.Blocked = &setup.Failure{
 		Class: setup.Wait, Object: "GPU " + p.GPU.UUID, Expected: "no client, so that it can be changed", Found: found,

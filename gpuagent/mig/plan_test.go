@@ -115,6 +115,13 @@ func TestPartsShareInstancesTheLargestFirst(t *testing.T) {
 	}, words(p))
 }
 
+// mig-parted takes 3c.3g.40gb for 3g.40gb.
+func TestAPartThatIsTheWholeIsTheInstanceItself(t *testing.T) {
+	g := with(h100(), "3g.40gb", 0, 0, 3)
+	require.Equal(t, []string{"create GPU instance 3g.40gb at 4", "create compute instance 3g.40gb in it"},
+		words(plan(t, g, map[string]int{"3g.40gb": 1, "3c.3g.40gb": 1})))
+}
+
 func TestSurplusInUseBlocksAndNothingIsRemoved(t *testing.T) {
 	g := with(with(h100(), "1g.10gb", 0, 3, 1), "1g.10gb", 1, 0, 1)
 	p := plan(t, g, map[string]int{"2g.20gb": 1})

@@ -70,58 +70,84 @@ var link5Rates = []uint32{gonvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, gonvml.FI_DE
 const symbolFields = "nvmlDeviceGetFieldValues"
 
 // field reads one field value; link is its scope.
-func (d device) field(id uint32, link int) Reading[uint64] {
-	return ask(d.library, d.scope, func() (uint64, gonvml.Return) {
-		v := []gonvml.FieldValue{{FieldId: id, ScopeId: uint32(link)}}
-		if ret := d.GetFieldValues(v); ret != gonvml.SUCCESS {
-			return 0, ret
+func (d device) field(id uint32, link int) Reading[uint64] { return d.fields([]uint32{id}, link)[0] }
+
+// fields reads several values of one scope in one call. A driver older than the
+// number of a field refuses it as an argument: to this driver there is no such
+// field.
+func (d device) fields(ids []uint32, link int) []Reading[uint64] {
+	values := make([]gonvml.FieldValue, len(ids))
+	for i, id := range ids {
+		values[i] = gonvml.FieldValue{FieldId: id, ScopeId: uint32(link)}
+	}
+	call := ask(d.library, d.scope, func() (bool, gonvml.Return) { return true, d.GetFieldValues(values) }, symbolFields)
+	out := make([]Reading[uint64], len(ids))
+	for i, v := range values {
+		switch ret := gonvml.Return(v.NvmlReturn); {
+		case !call.OK():
+			out[i] = Reading[uint64]{Code: call.Code, Missing: call.Missing}
+		case ret == gonvml.SUCCESS:
+			out[i] = Reading[uint64]{Value: number(v)}
+		case ret == gonvml.ERROR_INVALID_ARGUMENT:
+			out[i] = Reading[uint64]{Code: NotSupported}
+		default:
+			out[i] = Reading[uint64]{Code: Code(ret)}
 		}
-		return number(v[0]), gonvml.Return(v[0].NvmlReturn)
-	}, symbolFields)
+	}
+	return out
 }
 
 // link5 reads the counters of an NVLink 5 link in one call. The reason is that
 // of the first one where none is answered, as on links of another generation.
 func (d device) link5(link int) Reading[Link5] {
-	return ask(d.library, d.scope, func() (Link5, gonvml.Return) {
-		ids := slices.Concat(link5Errors, link5Recoveries, link5Rates)
-		values := make([]gonvml.FieldValue, len(ids))
-		for i, id := range ids {
-			values[i] = gonvml.FieldValue{FieldId: id, ScopeId: uint32(link)}
+	ids := slices.Concat(link5Errors, link5Recoveries, link5Rates)
+	values := d.fields(ids, link)
+	answered := map[uint32]uint64{}
+	for i, v := range values {
+		if v.OK() {
+			answered[ids[i]] = v.Value
 		}
-		if ret := d.GetFieldValues(values); ret != gonvml.SUCCESS {
-			return Link5{}, ret
-		}
-		answered := map[uint32]uint64{}
-		for _, v := range values {
-			if gonvml.Return(v.NvmlReturn) == gonvml.SUCCESS {
-				answered[v.FieldId] = number(v)
-			}
-		}
-		if len(answered) == 0 {
-			return Link5{}, gonvml.Return(values[0].NvmlReturn)
-		}
-		var out Link5
-		for _, id := range link5Errors {
-			out.Errors += answered[id]
-		}
-		// A driver may count the outcomes and not the sum of them.
-		out.Recoveries = max(answered[link5Recoveries[0]], answered[link5Recoveries[1]]+answered[link5Recoveries[2]])
-		out.EffectiveRate, out.SymbolRate = answered[link5Rates[0]], answered[link5Rates[1]]
-		return out, gonvml.SUCCESS
-	}, symbolFields)
+	}
+	if len(answered) == 0 {
+		return Reading[Link5]{Code: values[0].Code, Missing: values[0].Missing}
+	}
+	var out Link5
+	for _, id := range link5Errors {
+		out.Errors += answered[id]
+	}
+	// A driver may count the outcomes and not the sum of them.
+	out.Recoveries = max(answered[link5Recoveries[0]], answered[link5Recoveries[1]]+answered[link5Recoveries[2]])
+	out.EffectiveRate, out.SymbolRate = answered[link5Rates[0]], answered[link5Rates[1]]
+	return Reading[Link5]{Value: out}
 }
 
-// sum adds the fields that are answered; without one, the last reason stands.
-func (d device) sum(ids []uint32) Reading[uint64] {
+func (d device) pcieErrors() Reading[uint64] { return d.sum(pcieErrorFields, 1) }
+
+// c2cErrors adds those of every link between the chips.
+func (d device) c2cErrors() Reading[uint64] {
+	n := d.field(fieldC2CCount, 0)
+	if n.OK() && n.Value == 0 {
+		return Reading[uint64]{Code: NotSupported}
+	}
+	if !n.OK() {
+		return n
+	}
+	return d.sum(c2cErrorFields, int(min(n.Value, mostC2CLinks)))
+}
+
+// sum adds the fields of each link that are answered; without one, the last
+// reason stands.
+func (d device) sum(ids []uint32, links int) Reading[uint64] {
 	var total Reading[uint64]
 	answered := false
-	for _, id := range ids {
-		r := d.field(id, 0)
-		if r.OK() {
-			total, answered = Reading[uint64]{Value: total.Value + r.Value}, true
-		} else if !answered {
-			total = Reading[uint64]{Code: r.Code, Missing: r.Missing}
+	for l := range links {
+		for _, r := range d.fields(ids, l) {
+			switch {
+			case r.OK():
+				total, answered = Reading[uint64]{Value: total.Value + r.Value}, true
+			case !answered:
+				total = r
+			}
 		}
 	}
 	return total

@@ -59,7 +59,7 @@ func (d device) retired() Reading[Retired] {
 func (d device) memoryInUse() Reading[Memory] {
 	r := then(get(d, d.GetMemoryInfo_v2, "nvmlDeviceGetMemoryInfo_v2"),
 		func(m gonvml.Memory_v2) Memory { return Memory{Total: m.Total, Used: m.Used} })
-	if r.Missing != "" {
+	if r.Missing != "" || r.Code.otherVersion() {
 		r = then(get(d, d.GetMemoryInfo, "nvmlDeviceGetMemoryInfo"),
 			func(m gonvml.Memory) Memory { return Memory{Total: m.Total, Used: m.Used} })
 	}
@@ -119,23 +119,29 @@ func (d device) limits(to *Device) {
 		return then(get(d, call, symbol), func(n uint32) uint64 { return uint64(n) })
 	}
 	to.PowerLimit = milliwatts(d.GetPowerManagementLimit, "nvmlDeviceGetPowerManagementLimit")
+	to.Power = Power{
+		Enforced: milliwatts(d.GetEnforcedPowerLimit, "nvmlDeviceGetEnforcedPowerLimit"),
+		Default:  milliwatts(d.GetPowerManagementDefaultLimit, "nvmlDeviceGetPowerManagementDefaultLimit"),
+		Bounds: get(d, func() (Bounds, gonvml.Return) {
+			least, most, ret := d.GetPowerManagementLimitConstraints()
+			return Bounds{uint64(least), uint64(most)}, ret
+		}, "nvmlDeviceGetPowerManagementLimitConstraints"),
+	}
 	to.Persistence = then(get(d, d.GetPersistenceMode, "nvmlDeviceGetPersistenceMode"), on)
 	to.ComputeMode = then(get(d, d.GetComputeMode, "nvmlDeviceGetComputeMode"), func(m gonvml.ComputeMode) int { return int(m) })
 }
 
 func (d device) links(to *Device) {
 	to.LinkCount = d.field(fieldLinkCount, 0)
-	if to.LinkCount.OK() && to.LinkCount.Value <= gonvml.NVLINK_MAX_LINKS {
-		for l := range int(to.LinkCount.Value) {
-			link := d.link(l)
-			// The links of a GPU are of one generation: the first one tells.
-			if l == 0 || to.Links[0].Five.Code != NotSupported {
-				link.Five = d.link5(l)
-			} else {
-				link.Five = to.Links[0].Five
-			}
-			to.Links = append(to.Links, link)
+	for l := range linksRead(to.LinkCount) {
+		link := d.link(l)
+		// The links of a GPU are of one generation: the first one tells.
+		if l == 0 || to.Links[0].Five.Code != NotSupported {
+			link.Five = d.link5(l)
+		} else {
+			link.Five = to.Links[0].Five
 		}
+		to.Links = append(to.Links, link)
 	}
 	to.Fabric = d.fabric()
 	if d.has("nvmlDeviceGetC2cModeInfoV") == "" {
@@ -145,22 +151,34 @@ func (d device) links(to *Device) {
 		to.C2C = Reading[bool]{Missing: "nvmlDeviceGetC2cModeInfoV"}
 	}
 	to.C2CLinks = d.c2cLinks()
-	to.C2CErrors = d.sum(c2cErrorFields)
+	to.C2CErrors = d.c2cErrors()
+}
+
+// linksRead is how many links are read of those that the driver counts: it takes
+// no number beyond those of the API that this was built with.
+func linksRead(count Reading[uint64]) int { return int(min(count.Value, gonvml.NVLINK_MAX_LINKS)) }
+
+// linkCounter asks for the older form of a counter where the field has no answer.
+func (d device) linkCounter(l int, field uint32, older gonvml.NvLinkErrorCounter) Reading[uint64] {
+	if r := d.field(field, l); r.OK() {
+		return r
+	}
+	return get(d, func() (uint64, gonvml.Return) { return d.GetNvLinkErrorCounter(l, older) }, "nvmlDeviceGetNvLinkErrorCounter")
+}
+
+func (d device) linkCRC(l int) Reading[uint64] {
+	return d.linkCounter(l, fieldLinkCRC, gonvml.NVLINK_ERROR_DL_CRC_FLIT)
 }
 
 func (d device) link(l int) Link {
-	counter := func(field uint32, older gonvml.NvLinkErrorCounter) Reading[uint64] {
-		if r := d.field(field, l); r.OK() {
-			return r
-		}
-		return get(d, func() (uint64, gonvml.Return) { return d.GetNvLinkErrorCounter(l, older) }, "nvmlDeviceGetNvLinkErrorCounter")
-	}
 	return Link{
-		Up:       then(get(d, func() (gonvml.EnableState, gonvml.Return) { return d.GetNvLinkState(l) }, "nvmlDeviceGetNvLinkState"), on),
+		Up: then(get(d, func() (gonvml.EnableState, gonvml.Return) { return d.GetNvLinkState(l) }, "nvmlDeviceGetNvLinkState"), on),
+		Remote: then(get(d, func() (gonvml.IntNvLinkDeviceType, gonvml.Return) { return d.GetNvLinkRemoteDeviceType(l) },
+			"nvmlDeviceGetNvLinkRemoteDeviceType"), func(t gonvml.IntNvLinkDeviceType) int { return int(t) }),
 		Speed:    d.field(fieldLinkSpeed, l),
-		Replay:   counter(fieldLinkReplay, gonvml.NVLINK_ERROR_DL_REPLAY),
-		Recovery: counter(fieldLinkRecovery, gonvml.NVLINK_ERROR_DL_RECOVERY),
-		CRC:      counter(fieldLinkCRC, gonvml.NVLINK_ERROR_DL_CRC_FLIT),
+		Replay:   d.linkCounter(l, fieldLinkReplay, gonvml.NVLINK_ERROR_DL_REPLAY),
+		Recovery: d.linkCounter(l, fieldLinkRecovery, gonvml.NVLINK_ERROR_DL_RECOVERY),
+		CRC:      d.linkCRC(l),
 	}
 }
 

@@ -26,6 +26,8 @@ const (
 	GPUIsLost        = Code(gonvml.ERROR_GPU_IS_LOST)
 	ResetRequired    = Code(gonvml.ERROR_RESET_REQUIRED)
 	VersionMismatch  = Code(gonvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	ArgumentVersion  = Code(gonvml.ERROR_ARGUMENT_VERSION_MISMATCH)
+	NotReady         = Code(gonvml.ERROR_NOT_READY)
 	CorruptedInfoROM = Code(gonvml.ERROR_CORRUPTED_INFOROM)
 	Unknown          = Code(gonvml.ERROR_UNKNOWN)
 )
@@ -36,7 +38,8 @@ var codeNames = map[Code]string{
 	10: "TIMEOUT", LibraryNotFound: "LIBRARY_NOT_FOUND", FunctionNotFound: "FUNCTION_NOT_FOUND",
 	CorruptedInfoROM: "CORRUPTED_INFOROM", GPUIsLost: "GPU_IS_LOST", ResetRequired: "RESET_REQUIRED",
 	VersionMismatch: "LIB_RM_VERSION_MISMATCH", InUse: "IN_USE", InsufficientResources: "INSUFFICIENT_RESOURCES",
-	27: "NOT_READY", InvalidState: "INVALID_STATE", Unknown: "UNKNOWN",
+	ArgumentVersion: "ARGUMENT_VERSION_MISMATCH",
+	NotReady:        "NOT_READY", InvalidState: "INVALID_STATE", Unknown: "UNKNOWN",
 }
 
 // String is the name of a code in the published API. The library is not asked:
@@ -47,6 +50,10 @@ func (c Code) String() string {
 	}
 	return "code " + strconv.Itoa(int(c))
 }
+
+// otherVersion reports a driver that knows the call by another version only,
+// older or newer than the one that was made.
+func (c Code) otherVersion() bool { return c == FunctionNotFound || c == ArgumentVersion }
 
 // Reading is one answer of the driver: a value, or why there is none.
 type Reading[T any] struct {
@@ -65,7 +72,7 @@ func (r Reading[T]) Why() (Code, string) { return r.Code, r.Missing }
 // Absent reports that this GPU or this driver has no such thing, as against
 // one that did not answer.
 func (r Reading[T]) Absent() bool {
-	return r.Missing != "" || r.Code == NotSupported || r.Code == FunctionNotFound
+	return r.Missing != "" || r.Code == NotSupported || r.Code.otherVersion()
 }
 
 // Snapshot is the driver's whole answer.
@@ -105,12 +112,14 @@ type Device struct {
 	Architecture Reading[int]    `json:"architecture"`
 	VGPUHost     Reading[bool]   `json:"vgpuHost"`
 
-	Recovery   Reading[uint64] `json:"recovery"`
-	PCIeWidth  Reading[Pair]   `json:"pcieWidth"`
-	PCIeGen    Reading[Pair]   `json:"pcieGen"`
-	PCIeReplay Reading[uint64] `json:"pcieReplay"`
-	PCIeFatal  Reading[uint64] `json:"pcieFatal"`
-	PCIeErrors Reading[uint64] `json:"pcieErrors"`
+	Recovery  Reading[uint64] `json:"recovery"`
+	PCIeWidth Reading[Pair]   `json:"pcieWidth"`
+	PCIeGen   Reading[Pair]   `json:"pcieGen"`
+	// PCIeGenCard is the greatest generation of the card alone, whatever its slot.
+	PCIeGenCard Reading[int]    `json:"pcieGenCard"`
+	PCIeReplay  Reading[uint64] `json:"pcieReplay"`
+	PCIeFatal   Reading[uint64] `json:"pcieFatal"`
+	PCIeErrors  Reading[uint64] `json:"pcieErrors"`
 
 	ECCMode      Reading[Pair]        `json:"eccMode"`
 	ECCVolatile  Reading[uint64]      `json:"eccVolatile"`
@@ -132,6 +141,7 @@ type Device struct {
 	MemoryTemp   Reading[int]         `json:"memoryTemp"`
 	MemoryMax    Reading[int]         `json:"memoryMax"`
 	PowerLimit   Reading[uint64]      `json:"powerLimit"` // milliwatts, as all power
+	Power        Power                `json:"power"`
 	Persistence  Reading[bool]        `json:"persistence"`
 	ComputeMode  Reading[int]         `json:"computeMode"`
 	LinkCount    Reading[uint64]      `json:"linkCount"`
@@ -188,6 +198,20 @@ type Limits struct {
 	GPU      Reading[int] `json:"gpu"`
 }
 
+// Power are limits beside the one that is set: the one in force once every
+// limiter is counted, that of a driver just loaded, and the board's bounds.
+type Power struct {
+	Enforced Reading[uint64] `json:"enforced"`
+	Default  Reading[uint64] `json:"default"`
+	Bounds   Reading[Bounds] `json:"bounds"`
+}
+
+// Bounds are the least and the greatest value that can be set.
+type Bounds struct {
+	Least uint64 `json:"least"`
+	Most  uint64 `json:"most"`
+}
+
 // C2CLink is one link between the chips of a Grace system; Bandwidth is the
 // most it can do, in MB/s.
 type C2CLink struct {
@@ -204,7 +228,8 @@ type Retired struct {
 // Link is one NVLink.
 type Link struct {
 	Up       Reading[bool]   `json:"up"`
-	Speed    Reading[uint64] `json:"speed"` // MB/s
+	Remote   Reading[int]    `json:"remote"` // what is at its other end, as NVML numbers it
+	Speed    Reading[uint64] `json:"speed"`  // MB/s
 	Replay   Reading[uint64] `json:"replay"`
 	Recovery Reading[uint64] `json:"recovery"`
 	CRC      Reading[uint64] `json:"crc"`

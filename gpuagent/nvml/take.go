@@ -126,9 +126,10 @@ func (d device) health(to *Device) {
 	to.PCIeWidth = pair(get(d, d.GetCurrPcieLinkWidth, "nvmlDeviceGetCurrPcieLinkWidth"),
 		get(d, d.GetMaxPcieLinkWidth, "nvmlDeviceGetMaxPcieLinkWidth"))
 	to.PCIeGen = d.pcieGeneration()
+	to.PCIeGenCard = get(d, d.GetGpuMaxPcieLinkGeneration, "nvmlDeviceGetGpuMaxPcieLinkGeneration")
 	to.PCIeReplay = d.replay()
 	to.PCIeFatal = d.field(fieldPCIeFatal, 0)
-	to.PCIeErrors = d.sum(pcieErrorFields)
+	to.PCIeErrors = d.pcieErrors()
 	to.Throttle = d.throttle()
 	to.InfoROM = get(d, d.GetInforomImageVersion, "nvmlDeviceGetInforomImageVersion")
 	to.InfoROMValid = get(d, func() (bool, gonvml.Return) {

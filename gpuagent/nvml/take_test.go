@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 
 func TestASnapshotHoldsWhatTheDriverShows(t *testing.T) {
 	h := fakes.NewHost(t)
-	require.NoError(t, h.Set("gpus", "2", "gpu.1.temperature", "unsupported", "gpu.1.serial", "42", "gpu.1.nvlink.3.recovery", "5"))
+	require.NoError(t, h.Set("gpus", "2", "gpu.1.temperature", "unsupported", "gpu.1.serial", "42", "gpu.1.power.enforced", "500000", "gpu.1.nvlink.3.recovery", "5"))
 	s, err := Take(context.Background(), time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, Success, s.Init)
@@ -35,6 +35,10 @@ func TestASnapshotHoldsWhatTheDriverShows(t *testing.T) {
 	require.False(t, d.Temperature.OK())
 	require.Equal(t, Pair{16, 16}, d.PCIeWidth.Value)
 	require.Len(t, d.Links, 18)
+	require.Equal(t, 2, d.Links[3].Remote.Value, "a switch")
+	require.Equal(t, 5, d.PCIeGenCard.Value)
+	require.Equal(t, Power{Enforced: Reading[uint64]{Value: 500_000}, Default: Reading[uint64]{Value: 700_000},
+		Bounds: Reading[Bounds]{Value: Bounds{Least: 200_000, Most: 700_000}}}, d.Power)
 	require.Equal(t, uint64(5), d.Links[3].Recovery.Value)
 	require.Equal(t, uint64(26562), d.Links[3].Speed.Value)
 	require.Equal(t, 3, d.Fabric.Value.Version)
@@ -66,13 +70,27 @@ func TestAnOlderFormOfACallIsAskedWhereTheNewerIsMissing(t *testing.T) {
 	require.True(t, d.Memory.OK())
 	require.NotZero(t, d.Memory.Value.Total)
 	require.True(t, d.Throttle.OK(), "%+v", d.Throttle)
+
+	// A library may have the name and not this version of the call.
+	for _, code := range []string{"13x1", "25x1"} {
+		h := fakes.NewHost(t)
+		require.NoError(t, h.Set("gpus", "1", "gpu.0.fail.nvmlDeviceGetMemoryInfo", code))
+		s, err := Take(context.Background(), time.Minute)
+		require.NoError(t, err)
+		require.True(t, s.Devices[0].Memory.OK(), "%+v", s.Devices[0].Memory)
+	}
 }
 
 func TestTheWatchSeesWhatHappensWhileItRuns(t *testing.T) {
 	h := fakes.NewHost(t)
-	require.NoError(t, h.Set("gpus", "1", "gpu.0.event", "8:31", "gpu.0.throttle", "8"))
+	require.NoError(t, h.Set("gpus", "1", "gpu.0.event", "8:31", "gpu.0.throttle", "8", "gpu.0.field.176", "4"))
 	stop := make(chan struct{})
-	timer := time.AfterFunc(time.Second, func() { close(stop) })
+	timer := time.AfterFunc(time.Second, func() {
+		if err := h.Set("gpu.0.field.176", "6", "gpu.0.pcie.replay", "1"); err != nil {
+			t.Error(err)
+		}
+		close(stop)
+	})
 	defer timer.Stop()
 	o, err := Watch(context.Background(), time.Minute, stop)
 	require.NoError(t, err)
@@ -80,6 +98,8 @@ func TestTheWatchSeesWhatHappensWhileItRuns(t *testing.T) {
 	require.Positive(t, o.Samples)
 	require.Equal(t, o.Samples, o.Devices[0].Throttled)
 	require.Equal(t, uint64(8), o.Devices[0].Reasons)
+	require.Equal(t, uint64(2), o.Devices[0].PCIeErrors.Value)
+	require.Equal(t, uint64(1), o.Devices[0].Replays.Value)
 }
 
 func TestAListOfProcessesThatFailsIsNoEmptyList(t *testing.T) {
@@ -101,7 +121,8 @@ func TestAListOfProcessesThatFailsIsNoEmptyList(t *testing.T) {
 
 func TestThermalLimitsAndChipLinksAreReadByTheirFields(t *testing.T) {
 	h := fakes.NewHost(t)
-	require.NoError(t, h.Set("gpus", "2", "gpu.1.field.170", "2", "gpu.1.field.171.0", "1", "gpu.1.field.171.1", "0", "gpu.1.field.172", "45000"))
+	require.NoError(t, h.Set("gpus", "2", "gpu.1.field.170", "2", "gpu.1.field.171.0", "1", "gpu.1.field.171.1", "0", "gpu.1.field.172", "45000",
+		"gpu.1.field.231.0", "1", "gpu.1.field.232.1", "2", "gpu.1.field.233", "0"))
 	s, err := Take(context.Background(), time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, NotSupported, s.Devices[0].C2CLinks.Code)
@@ -113,6 +134,15 @@ func TestThermalLimitsAndChipLinksAreReadByTheirFields(t *testing.T) {
 	require.True(t, d.C2CLinks.Value[0].Up.Value)
 	require.True(t, d.C2CLinks.Value[1].Up.OK() && !d.C2CLinks.Value[1].Up.Value)
 	require.Equal(t, uint64(45000), d.C2CLinks.Value[1].Bandwidth.Value)
+	require.Equal(t, uint64(3), d.C2CErrors.Value, "those of both links")
+}
+
+func TestAFieldThatTheDriverIsOlderThanIsOneItDoesNotHave(t *testing.T) {
+	h := fakes.NewHost(t)
+	require.NoError(t, h.Set("gpus", "1", "field.230", "unknown", "field.215", "unknown"))
+	s, err := Take(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.True(t, s.Devices[0].Recovery.Absent(), "%+v", s.Devices[0].Recovery)
 }
 
 func TestOneGPUThatRefusesItsEventsLeavesTheOthersHeard(t *testing.T) {

@@ -53,14 +53,21 @@ type Watched struct {
 	PCIeGen Reading[Pair] `json:"pcieGen"`
 	// Throttled counts the samples with a harmful reason, Unread those in which
 	// the driver gave none; Reasons joins them.
-	Throttled int             `json:"throttled"`
-	Unread    int             `json:"unread,omitempty"`
-	Reasons   uint64          `json:"reasons,omitempty"`
-	Replays   Reading[uint64] `json:"replays"` // growth
-	CRC       Reading[uint64] `json:"crc"`     // growth over all links
-	crcStart  Reading[uint64]
-	replay    Reading[uint64]
+	Throttled int    `json:"throttled"`
+	Unread    int    `json:"unread,omitempty"`
+	Reasons   uint64 `json:"reasons,omitempty"`
+	// What grew: PCIe replays, other errors of the PCIe link that are not fatal,
+	// CRC errors of all NVLinks.
+	Replays    Reading[uint64] `json:"replays"`
+	PCIeErrors Reading[uint64] `json:"pcieErrors"`
+	CRC        Reading[uint64] `json:"crc"`
+	start      counters
 }
+
+// counters are what may grow under load.
+type counters struct{ replays, pcieErrors, crc Reading[uint64] }
+
+func (d device) counters() counters { return counters{d.replay(), d.pcieErrors(), d.crc()} }
 
 // HarmfulReasons are the clock event bits that tell of trouble: hardware
 // slowdown, thermal limits by software or hardware, power brake.
@@ -88,9 +95,9 @@ func watch(ctx context.Context) Observation {
 		o.sample(devices)
 	}
 	for i, d := range devices {
-		w := &o.Devices[i]
-		w.Replays = growth(w.replay, d.replay())
-		w.CRC = growth(w.crcStart, d.crc())
+		w, end := &o.Devices[i], d.counters()
+		w.Replays, w.PCIeErrors = growth(w.start.replays, end.replays), growth(w.start.pcieErrors, end.pcieErrors)
+		w.CRC = growth(w.start.crc, end.crc)
 	}
 	o.Took = time.Since(start)
 	return o
@@ -110,7 +117,7 @@ func (o *Observation) begin(lib library) ([]device, gonvml.EventSet) {
 			continue
 		}
 		d := device{Device: h.Value, library: lib, scope: gpuScope(i)}
-		w := Watched{UUID: get(d, d.GetUUID, "nvmlDeviceGetUUID").Value, replay: d.replay(), crcStart: d.crc()}
+		w := Watched{UUID: get(d, d.GetUUID, "nvmlDeviceGetUUID").Value, start: d.counters()}
 		if w.Events = o.Events; set.OK() {
 			w.Events = d.register(set.Value)
 		}
@@ -193,12 +200,12 @@ func (o *Observation) sample(devices []device) {
 // crc adds the CRC errors of all links.
 func (d device) crc() Reading[uint64] {
 	n := d.field(fieldLinkCount, 0)
-	if !n.OK() || n.Value > gonvml.NVLINK_MAX_LINKS {
+	if !n.OK() {
 		return n
 	}
 	var total Reading[uint64]
-	for l := range int(n.Value) {
-		r := d.link(l).CRC
+	for l := range linksRead(n) {
+		r := d.linkCRC(l)
 		if !r.OK() {
 			return r
 		}

@@ -1,18 +1,14 @@
 package vgpu
 
 import (
-	"bytes"
 	"context"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
-	"syscall"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/refit-run/refit/gpuagent/nvml"
+	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
@@ -77,6 +73,22 @@ func TestTheIDsAreDeterministicAndDifferByNode(t *testing.T) {
 		}
 	}
 	require.Len(t, seen, 6)
+	// Another build must find what this one made.
+	require.Equal(t, "227ade0d-3675-5297-a30d-54517cb79dc6", ID("gpu-1", "0000:01:00.0", "H100-10C", 0))
+}
+
+func TestVirtualFunctionsThatWereLeftHalfOnAreSwitchedOnAgain(t *testing.T) {
+	for _, framework := range []string{Vendor, MDev} {
+		t.Run(framework, func(t *testing.T) {
+			k, _ := newKernel(t, framework, 4)
+			k.cutOff = true
+			_, err := k.applier().Apply(t.Context(), entry(map[string]int{"H100-20C": 1}), node)
+			require.Equal(t, setup.Retry, setup.ClassOf(err), "%v", err)
+			r := apply(t, k, map[string]int{"H100-20C": 1}, node)
+			require.Equal(t, "switch its 4 virtual functions on", r.Actions[0].What)
+			require.Len(t, r.Devices, 1)
+		})
+	}
 }
 
 func TestAnotherLayoutReleasesTheSurplusFirst(t *testing.T) {
@@ -140,87 +152,30 @@ func TestWhatAVirtualMachineUsesIsNeitherReleasedNorReplaced(t *testing.T) {
 }
 
 func TestProtectedOnesStay(t *testing.T) {
-	k, _ := newKernel(t, Vendor, 4)
-	apply(t, k, map[string]int{"H100-20C": 2}, node)
-	r := apply(t, k, map[string]int{}, Options{Node: "gpu-1", Protected: []string{k.vf(1)}})
-	require.Equal(t, []string{"release H100-20C on " + k.vf(0)}, done(r))
-	require.Contains(t, r.Notes[0], "protected")
-}
-
-func TestWhatTheKernelAnswersIsTold(t *testing.T) {
-	layout := map[string]int{"H100-40C": 2}
 	for name, c := range map[string]struct {
-		framework, end string
-		err            error
-		class          setup.Class
-		says           string
+		framework string
+		protected func(k *kernel, made []gpu.Device) string
 	}{
-		"VF busy":             {Vendor, "current_vgpu_type", syscall.EBUSY, setup.Wait, "virtual machine"},
-		"type refused":        {Vendor, "current_vgpu_type", syscall.EINVAL, setup.Stop, "does not take this type"},
-		"write refused":       {Vendor, "current_vgpu_type", syscall.EACCES, setup.Stop, "as root"},
-		"read-only sysfs":     {Vendor, "current_vgpu_type", syscall.EROFS, setup.Stop, "writable"},
-		"driver unloaded":     {Vendor, "current_vgpu_type", syscall.ENOENT, setup.Stop, "plan again"},
-		"mdev busy":           {MDev, "create", syscall.EBUSY, setup.Wait, "virtual machine"},
-		"mdev refused":        {MDev, "create", syscall.EINVAL, setup.Stop, "does not take this type"},
-		"sriov-manage failed": {MDev, "sriov-manage", exec.Command("false").Run(), setup.Stop, "exit status 1"},
+		"a virtual function":                        {Vendor, func(k *kernel, _ []gpu.Device) string { return k.vf(1) }},
+		"a virtual function, in capitals":           {Vendor, func(k *kernel, _ []gpu.Device) string { return strings.ToUpper(k.vf(1)) }},
+		"a virtual function with a mediated device": {MDev, func(k *kernel, _ []gpu.Device) string { return k.vf(1) }},
+		"a mediated device":                         {MDev, func(_ *kernel, made []gpu.Device) string { return made[1].UUID }},
+		"a mediated device, in capitals":            {MDev, func(_ *kernel, made []gpu.Device) string { return strings.ToUpper(made[1].UUID) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, _ := newKernel(t, c.framework, 4)
-			k.faults[c.end] = c.err
-			_, err := k.applier().Apply(t.Context(), entry(layout), node)
-			require.Equal(t, c.class, setup.ClassOf(err), "%v", err)
-			require.ErrorContains(t, err, c.says)
-			require.Len(t, apply(t, k, layout, node).Devices, 2, "the next run finishes it")
+			made := apply(t, k, map[string]int{"H100-20C": 2}, node).Devices
+			o := Options{Node: "gpu-1", Protected: []string{c.protected(k, made)}}
+			r := apply(t, k, map[string]int{}, o)
+			require.Len(t, r.Actions, 1)
+			require.Equal(t, made[1:], r.Devices, "the other one went")
+			require.Contains(t, r.Notes[0], "is surplus and protected: it stays")
+			require.Empty(t, apply(t, k, map[string]int{"H100-20C": 1}, o).Actions, "it counts for one that is wanted")
 		})
 	}
-	t.Run("a reply that was lost: EEXIST", func(t *testing.T) {
-		k, _ := newKernel(t, MDev, 4)
-		apply(t, k, map[string]int{}, node)
-		require.NoError(t, k.EnableVFs(t.Context(), k.pci))
-		a := k.applier()
-		a.Writer = twice{k}
-		r, err := a.Apply(t.Context(), entry(layout), node)
-		require.NoError(t, err)
-		require.Len(t, r.Devices, 2)
-	})
-	t.Run("gone already: ENOENT", func(t *testing.T) {
-		k, _ := newKernel(t, MDev, 4)
-		apply(t, k, layout, node)
-		a := k.applier()
-		a.Writer = twice{k}
-		r, err := a.Apply(t.Context(), entry(map[string]int{}), node)
-		require.NoError(t, err)
-		require.Empty(t, r.Devices)
-	})
-	t.Run("a write that does nothing", func(t *testing.T) {
-		k, _ := newKernel(t, Vendor, 4)
-		require.NoError(t, k.EnableVFs(t.Context(), k.pci))
-		k.deaf = true
-		_, err := k.applier().Apply(t.Context(), entry(layout), node)
-		require.ErrorContains(t, err, "nothing has changed")
-		require.Equal(t, setup.Stop, setup.ClassOf(err))
-	})
 }
 
-// twice makes every write twice and shows the answer of the second: what a
-// caller sees whose first reply was lost.
-type twice struct{ *kernel }
-
-func (w twice) Write(ctx context.Context, path, value string) error {
-	if err := w.kernel.Write(ctx, path, value); err != nil {
-		return err
-	}
-	return w.kernel.Write(ctx, path, value)
-}
-
-func (w twice) SetVF(ctx context.Context, vf, value, was string) error {
-	if err := w.kernel.SetVF(ctx, vf, value, was); err != nil {
-		return err
-	}
-	return w.kernel.SetVF(ctx, vf, value, was)
-}
-
-func TestAnAgentKilledAtAnyStepIsFinishedByTheNextRun(t *testing.T) {
+func TestASetUpEndedFromOutsideAtAnyStepIsFinishedByTheNextRun(t *testing.T) {
 	for _, framework := range []string{Vendor, MDev} {
 		t.Run(framework, func(t *testing.T) {
 			k, _ := newKernel(t, framework, 4)
@@ -319,19 +274,4 @@ func TestAReadOnlyHostIsPlannedAndNeverChanged(t *testing.T) {
 	require.Equal(t, []string{"switch its 4 virtual functions on", "create 2 x H100-40C on them"}, done(r))
 	_, err = a.Apply(t.Context(), entry(map[string]int{"H100-40C": 2}), node)
 	require.ErrorIs(t, err, setup.ErrRefused)
-}
-
-func TestThePlanCommandShowsWhatWouldBeDone(t *testing.T) {
-	k, _ := newKernel(t, Vendor, 4)
-	file := filepath.Join(t.TempDir(), "layout.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {H100-40C: 2}}]}\n"), 0o600))
-	c := Command(nvml.Setters{}, func(string) Writer { return k })
-	var out bytes.Buffer
-	c.SetOut(&out)
-	c.SetArgs([]string{"plan", "-f", file, "--root", k.root, "--exit-code"})
-	var exit *setup.Exit
-	require.ErrorAs(t, c.ExecuteContext(t.Context()), &exit)
-	require.Equal(t, setup.ExitChanges, exit.ExitCode())
-	require.Contains(t, out.String(), "would  "+k.pci+"  switch its 4 virtual functions on")
-	require.False(t, slices.ContainsFunc(k.writes, func(string) bool { return true }))
 }

@@ -25,6 +25,14 @@ type Options struct {
 	Protected []string
 }
 
+// protects reports whether the slot or the device in it is protected. Sysfs
+// writes both in small letters, a person may not.
+func (o Options) protects(d placed) bool {
+	return slices.ContainsFunc(o.Protected, func(name string) bool {
+		return strings.EqualFold(name, d.slot) || d.device.UUID != "" && strings.EqualFold(name, d.device.UUID)
+	})
+}
+
 // Kinds of Act, in the order in which they are done.
 const (
 	SetHeterogeneous = "heterogeneous"
@@ -225,7 +233,7 @@ func (p *GPUPlan) modes(o Options) error {
 // functions switches the virtual functions on; true when all else comes after.
 func (p *GPUPlan) functions() bool {
 	g := p.GPU
-	if len(p.want) == 0 || g.TotalVFs == 0 || g.NumVFs == g.TotalVFs {
+	if len(p.want) == 0 || g.TotalVFs == 0 || g.NumVFs == g.TotalVFs && g.Framework != Hidden {
 		return false
 	}
 	p.add(Act{Kind: EnableVFs}, "switch its %d virtual functions on", g.TotalVFs)

@@ -17,7 +17,8 @@ import (
 const (
 	MDev   = "mdev"
 	Vendor = "vendor-vfio"
-	// Hidden: a vGPU host whose virtual functions are off shows neither.
+	// Hidden: a vGPU host whose virtual functions are off, or on without the
+	// driver (sriov-manage was cut off), shows neither.
 	Hidden = "hidden until the virtual functions are on"
 )
 
@@ -143,7 +144,7 @@ func (t *tree) gpu(g *GPU) error {
 		}
 	}
 	driver, _ := os.Readlink(filepath.Join(pf, "driver"))
-	if g.Framework == "" && g.SRIOV && g.NumVFs == 0 && g.TotalVFs > 0 && filepath.Base(driver) == "nvidia" {
+	if g.Framework == "" && g.SRIOV && g.TotalVFs > 0 && filepath.Base(driver) == "nvidia" {
 		g.Framework = Hidden
 	}
 	return nil

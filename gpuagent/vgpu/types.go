@@ -30,7 +30,7 @@ func (p *GPUPlan) types(h Host, o Options) error {
 	freed := 0
 	for _, d := range surplus {
 		switch {
-		case slices.Contains(o.Protected, d.slot) || d.device.UUID != "" && slices.Contains(o.Protected, d.device.UUID):
+		case o.protects(d):
 			p.Notes = append(p.Notes, fmt.Sprintf("%s is surplus and protected: it stays", d.name()))
 			continue
 		case d.device.Open:
@@ -61,7 +61,7 @@ func (p *GPUPlan) compare(h Host, o Options) (surplus []placed, missing map[stri
 		if d.device.Open {
 			w += 2
 		}
-		if slices.Contains(o.Protected, d.slot) || slices.Contains(o.Protected, d.device.UUID) {
+		if o.protects(d) {
 			w += 2
 		}
 		for k := range p.want[d.device.Type] {

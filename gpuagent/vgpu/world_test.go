@@ -2,6 +2,7 @@ package vgpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,7 +38,7 @@ var types = []struct {
 // does: it takes writes, refuses what is busy, full or not a type, and shows
 // in its files what is left.
 type kernel struct {
-	t         *testing.T
+	t         require.TestingT
 	root, pci string
 	framework string
 	vfs       int // 0: mdev on the physical function
@@ -47,15 +48,16 @@ type kernel struct {
 	open   map[string]bool
 	faults map[string]error // by the end of a path, once each
 	writes []string
-	// deaf: writes are taken and do nothing.
-	deaf bool
+	// deaf: writes are taken and do nothing. cutOff: the next sriov-manage ends
+	// when the functions are there and their driver is not.
+	deaf, cutOff bool
 }
 
 // newKernel is a host whose virtual functions are off.
 func newKernel(t *testing.T, framework string, vfs int) (*kernel, *fakes.Host) {
 	t.Helper()
 	h := fakes.NewHost(t)
-	require.NoError(t, h.Set("gpus", "1", "model", "h100", "vgpu.virtualization", "3"))
+	require.NoError(t, h.Set("gpus", "1", "model", "h100", "vgpu.virtualization", "3", "gpu.0.pci", "00000000:3B:00.0"))
 	told, err := nvml.Setters{}.ReadVGPU(t.Context())
 	require.NoError(t, err)
 	k := &kernel{t: t, root: t.TempDir(), pci: told.GPUs[0].PCI, framework: framework, vfs: vfs,
@@ -92,6 +94,9 @@ func (k *kernel) unit(name, processes string) {
 }
 
 func (k *kernel) link(path, target string) {
+	if is, err := os.Readlink(k.path(path)); err == nil && is == target {
+		return
+	}
 	require.NoError(k.t, os.MkdirAll(filepath.Dir(k.path(path)), 0o755))
 	require.NoError(k.t, os.Symlink(target, k.path(path)))
 }
@@ -105,8 +110,14 @@ func (k *kernel) EnableVFs(_ context.Context, pci string) error {
 	k.file(k.device(pci)+"/sriov_numvfs", strconv.Itoa(k.vfs))
 	for n := range k.vfs {
 		k.link("sys/bus/pci/devices/"+k.vf(n), "../../../devices/pci/"+k.vf(n))
-		k.slot(k.vf(n))
 		k.link(k.device(pci)+"/virtfn"+strconv.Itoa(n), "../"+k.vf(n))
+		if !k.cutOff {
+			k.slot(k.vf(n))
+		}
+	}
+	if k.cutOff {
+		k.cutOff = false
+		return errors.New("signal: killed")
 	}
 	return nil
 }

@@ -188,9 +188,10 @@ func virtual(k int) string { return fmt.Sprintf("0000:10:00.%d", k+1) }
 func typeOf(k int) string { return onBus + virtual(k) + "/nvidia/current_vgpu_type" }
 
 // vgpuScene is a host of four virtual functions, of which two are to become
-// H100-20C (number 1002) under another scheduler. A plain file keeps what is
-// written to it, as this one of the kernel's does.
+// H100-20C (number 1002) under other modes. A plain file keeps what is written
+// to it, as this one of the kernel's does.
 func vgpuScene(t *testing.T) scene {
+	yes := true
 	s := scene{world: newWorld(t)}
 	require.NoError(t, s.gpus.Set("model", "h100", "vgpu.virtualization", "3"))
 	write := func(name, text string) { require.NoError(t, s.tree.Write(name, text)) }
@@ -202,7 +203,7 @@ func vgpuScene(t *testing.T) scene {
 		write(onBus+virtual(k)+"/nvidia/creatable_vgpu_types", "ID    : vGPU Name\n1002   : NVIDIA H100-20C\n")
 		require.NoError(t, os.Symlink("../"+virtual(k), filepath.Join(s.tree.Root, onBus+physical, "virtfn"+strconv.Itoa(k))))
 	}
-	s.req = gpu.PrepareRequest{Node: node, VGPU: &gpu.VGPURequest{Scheduler: "fixed-share",
+	s.req = gpu.PrepareRequest{Node: node, VGPU: &gpu.VGPURequest{Scheduler: "fixed-share", Heterogeneous: &yes,
 		Config: "version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {H100-20C: 2}}]}\n"}}
 	types := func() (out []string) {
 		for k := range 4 {
@@ -216,6 +217,9 @@ func vgpuScene(t *testing.T) scene {
 		policy, err := s.gpus.Get("gpu.0.vgpu.scheduler.policy")
 		require.NoError(t, err)
 		require.Equal(t, "3", policy)
+		heterogeneous, err := s.gpus.Get("gpu.0.vgpu.heterogeneous")
+		require.NoError(t, err)
+		require.Equal(t, "1", heterogeneous)
 	}
 	return s
 }
@@ -239,28 +243,28 @@ var scenes = map[string]func(*testing.T) scene{
 	"MIG from nothing":        func(t *testing.T) scene { return migScene(t) },
 	"MIG from another layout": func(t *testing.T) scene { return migScene(t, otherLayout...) },
 	"vGPU":                    vgpuScene,
+	"vGPU in MIG":             migBackedScene,
 }
 
+// The calls of NVML are in change_test.go: this has the writes to sysfs too.
 func TestAnAgentKilledAtAnyStepOfASetUpIsFinishedByTheNext(t *testing.T) {
-	for name, begin := range scenes {
-		for _, moment := range []string{"as a step begins", "once a step has its effect"} {
-			t.Run(name+", "+moment, func(t *testing.T) {
-				for k := 0; ; k++ {
-					s := begin(t)
-					p := startPreparer(t, s.req)
-					if !p.reach(k) {
-						require.Greater(t, k, 2, "the set-up had steps to be killed in")
-						return
-					}
-					if moment != "as a step begins" {
-						before := s.state()
-						require.Eventually(t, func() bool { return s.state() != before || ended(p) }, time.Minute, 100*time.Microsecond)
-					}
-					p.kill()
-					s.finish(t)
+	for _, moment := range []string{"as a step begins", "once a step has its effect"} {
+		t.Run(moment, func(t *testing.T) {
+			for k := 0; ; k++ {
+				s := vgpuScene(t)
+				p := startPreparer(t, s.req)
+				if !p.reach(k) {
+					require.Greater(t, k, 2, "the set-up had steps to be killed in")
+					return
 				}
-			})
-		}
+				if moment != "as a step begins" {
+					before := s.state()
+					require.Eventually(t, func() bool { return s.state() != before || ended(p) }, time.Minute, 100*time.Microsecond)
+				}
+				p.kill()
+				s.finish(t)
+			}
+		})
 	}
 }
 

@@ -29,7 +29,9 @@ func Create(root, driver string, gpus int) (*Tree, error) {
 		"proc/devices":                   fmt.Sprintf("Character devices:\n  1 mem\n%3d nvidia\n%3d nvidia-uvm\n%3d nvidia-caps\n\nBlock devices:\n  8 sd\n", nullMajor, nullMajor, nullMajor),
 		"proc/driver/nvidia/capabilities/mig/config":  "DeviceFileMinor: 1\nDeviceFileMode: 256\n",
 		"proc/driver/nvidia/capabilities/mig/monitor": "DeviceFileMinor: 2\nDeviceFileMode: 292\n",
-		"sys/fs/cgroup/system.slice/cgroup.procs":     "",
+		// Every driver has it; only a host with IMEX has its device file.
+		"proc/driver/nvidia/capabilities/fabric-imex-mgmt": "DeviceFileMinor: 4323\nDeviceFileMode: 256\n",
+		"sys/fs/cgroup/system.slice/cgroup.procs":          "",
 		"dev/kmsg": "[    5.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n",
 	}
 	for name, content := range files {

@@ -158,8 +158,15 @@ API cuDeviceGet(int *out, int ordinal) {
 
 API cuDeviceGetName(char *out, int size, int d) {
 	DEVICE(d);
+	struct gpu_instance gi;
+	struct visible v = visible[d];
 	state_open();
-	snprintf(out, (size_t)size, "%s", state_text(visible[d].gpu, "name", model_of(visible[d].gpu)->name));
+	const struct model *m = model_of(v.gpu);
+	const struct mig_profile *p = v.gi && read_gpu_instance(v.gpu, v.gi, &gi) ? profile_by_id(gi.profile) : NULL;
+	int n = snprintf(out, (size_t)size, "%s", state_text(v.gpu, "name", m->name));
+	if (p && n < size) // "NVIDIA H100 80GB HBM3 MIG 3g.40gb": the share of the board's whole GiB
+		snprintf(out + n, (size_t)(size - n), " MIG %dg.%lldgb", p->slices,
+		         ((m->mib + 512) / 1024 * p->memory + MEMORY_SLICES / 2) / MEMORY_SLICES);
 	state_close();
 	return CUDA_SUCCESS;
 }

@@ -161,7 +161,7 @@ typedef struct {
 } nvmlVgpuSchedulerCapabilities_t;
 
 // One call of the API: state open, faults applied. Declared in call.c.
-struct call { int open; };
+struct call { int open, dies; };
 nvmlReturn_t call_begin(struct call *call, const char *function, int gpu);
 void call_end(struct call *call);
 int device_valid(nvmlDevice_t device);

@@ -3,8 +3,10 @@
 #include "state.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static pthread_mutex_t count_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int initialised;
@@ -20,6 +22,19 @@ int device_valid(nvmlDevice_t d) {
 	return d >= &devices[0][0][0] && d <= &devices[MAX_GPUS - 1][MAX_GI - 1][MAX_CI - 1];
 }
 
+static int changes(const char *function) {
+	return strstr(function, "nvmlDeviceSet") || strstr(function, "nvmlDeviceCreate") ||
+		strstr(function, "nvmlGpuInstanceCreate") || strstr(function, "Destroy");
+}
+
+// Kills who calls, and the process that started it: an agent with its child.
+static void die(struct call *call) {
+	call_end(&(struct call){call->open, 0});
+	if (getppid() > 1)
+		kill(getppid(), SIGKILL);
+	kill(getpid(), SIGKILL);
+}
+
 // A lost GPU ("lost=getter" or, from the handle on, "lost=handle") answers
 // nothing more; so does one that waits for a reset.
 nvmlReturn_t call_begin(struct call *call, const char *function, int gpu) {
@@ -27,6 +42,11 @@ nvmlReturn_t call_begin(struct call *call, const char *function, int gpu) {
 		return NVML_ERROR_UNINITIALIZED;
 	state_open();
 	call->open = 1;
+	if (changes(function)) {
+		if (planned_fault(-1, "before.change"))
+			die(call);
+		call->dies = planned_fault(-1, "after.change");
+	}
 	int fault = planned_fault(gpu, function);
 	if (fault)
 		return fault;
@@ -44,6 +64,8 @@ nvmlReturn_t call_begin(struct call *call, const char *function, int gpu) {
 }
 
 void call_end(struct call *call) {
+	if (call->dies)
+		die(call);
 	if (call->open)
 		state_close();
 }

@@ -26,7 +26,7 @@ NUMBER_GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "th
 NUMBER_GETTER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long, "throttle.supported", 0x1ff)
 NUMBER_GETTER(nvmlDeviceGetPowerUsage, unsigned, "power.usage", 72000)
 NUMBER_GETTER(nvmlDeviceGetPowerManagementLimit, unsigned, "power.limit", model_of(d->gpu)->power_mw)
-NUMBER_GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.limit", model_of(d->gpu)->power_mw)
+NUMBER_GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.enforced", state_number(d->gpu, "power.limit", model_of(d->gpu)->power_mw))
 NUMBER_GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, "power.default", model_of(d->gpu)->power_mw)
 NUMBER_GETTER(nvmlDeviceGetPersistenceMode, int, "persistence", 1)
 NUMBER_GETTER(nvmlDeviceGetComputeMode, int, "compute.mode", 0)

@@ -111,7 +111,7 @@ API nvmlDeviceGetSerial(nvmlDevice_t d, char *out, unsigned size) {
 
 API nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t d, char *out) {
 	ENTER_BOARD(d);
-	if (is_unsupported(d->gpu, "gsp.version"))
+	if (is_unsupported(d->gpu, "gsp.version") || !state_number(d->gpu, "gsp.mode", 1))
 		return NVML_ERROR_NOT_SUPPORTED;
 	return put_text(out, 64, state_text(d->gpu, "gsp.version", library_driver()));
 }

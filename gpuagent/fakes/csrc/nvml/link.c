@@ -125,6 +125,13 @@ API nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *out
 	return NVML_SUCCESS;
 }
 
+// A field that the driver is older than: "field.<id>=unknown".
+static int is_unknown(int gpu, unsigned id) {
+	char key[48];
+	snprintf(key, sizeof key, "field.%u", id);
+	return !strcmp(state_text(gpu, key, ""), "unknown");
+}
+
 // Fields: "field.<id>" or "field.<id>.<scope>" sets any of them; the rest have
 // a healthy value where the board of the model answers, and NOT_SUPPORTED
 // where it does not.
@@ -175,6 +182,8 @@ API nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_t *values
 		nvmlFieldValue_t *v = &values[i];
 		long long value = 0;
 		v->nvmlReturn = field(d->gpu, v->fieldId, v->scopeId, &value) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+		if (is_unknown(d->gpu, v->fieldId))
+			v->nvmlReturn = NVML_ERROR_INVALID_ARGUMENT;
 		v->timestamp = now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 		memset(&v->value, 0, sizeof v->value);
 		int wide = (v->fieldId >= 161 && v->fieldId <= 163) || (v->fieldId >= 206 && v->fieldId <= 222);
