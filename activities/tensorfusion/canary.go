@@ -50,6 +50,7 @@ func canaryJob(req CanaryJobRequest) *batchv1.Job {
 		Env: []corev1.EnvVar{
 			{Name: "REFIT_PROBE_GPU_COUNT", Value: fmt.Sprint(probeGPUCount)},
 			{Name: "REFIT_PROBE_VRAM_LIMIT", Value: probeVRAM},
+			{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
 		},
 		TerminationMessagePolicy: corev1.TerminationMessageReadFile,
 	}

@@ -46,14 +46,15 @@ func (w *world) probeRuns(message string) {
 }
 
 func passing() gpu.Result {
-	return gpu.Result{Node: "n", Verdict: gpu.Pass, Passed: 5, Devices: []gpu.Device{{UUID: "GPU-1"}}}
+	return gpu.Result{Node: "n", Verdict: gpu.Pass, Passed: 5, Devices: []gpu.Device{{UUID: "GPU-1"}},
+		Proofs: []gpu.Proof{{Device: "GPU-1", TestedMiB: 64, WantedMiB: 64, Patterns: 3}}}
 }
 
 // T20: the verdict comes from inside the workload; completing is not enough.
 func TestTheCanaryJobBelievesOnlyAVerdict(t *testing.T) {
 	wrong := passing()
 	wrong.Verdict = gpu.Unfit
-	wrong.Checks = []gpu.Check{{Name: "memory limit", Expected: "an allocation above the limit fails", Found: "it succeeded", Severity: gpu.Fatal}}
+	wrong.Checks = []gpu.Check{{Name: "vGPU limit", Expected: "an allocation above the limit fails", Found: "it succeeded", Severity: gpu.Fatal}}
 	noDevice := passing()
 	noDevice.Devices = nil
 	for _, tc := range []struct {
@@ -88,6 +89,9 @@ func TestTheCanaryJobBelievesOnlyAVerdict(t *testing.T) {
 			}
 			assert.Contains(t, text, tc.says)
 			assert.Equal(t, "n", out.Node)
+			if r, ok := tc.message.(gpu.Result); ok {
+				assert.Equal(t, r, out.Result, "verdict and figures as the probe wrote them")
+			}
 			job, err := w.admin.Typed.BatchV1().Jobs(w.scope.Release.Namespace).Get(t.Context(), "refit-canary-run-shared", metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				require.NoError(t, err)
@@ -108,6 +112,8 @@ func TestTheCanaryPodIsWhatAUserWouldWrite(t *testing.T) {
 	}
 	assert.Equal(t, "n", pinned(template.Spec), "by its name: its hostname label may be another one")
 	assert.Empty(t, template.Spec.NodeSelector)
+	assert.Contains(t, template.Spec.Containers[0].Env, corev1.EnvVar{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}, "the verdict names its node")
 	assert.Equal(t, []string{"probe"}, template.Spec.Containers[0].Args, "the command of the agent's image")
 	assert.Equal(t, int32(0), *job.Spec.BackoffLimit, "a second pod could hide the first one's verdict")
 }

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -60,6 +61,9 @@ func Receipt(r protocol.Receipt, o Options) string {
 	for _, i := range r.Ignored {
 		fmt.Fprintf(&b, "%s %s\n", o.paint(yellow, "ignored:"), ignored(i, o))
 	}
+	if len(r.Probes) > 0 {
+		b.WriteString("\n" + probes(r.Probes, o))
+	}
 	if len(r.LeftBehind) > 0 {
 		b.WriteString("\nNot undone:\n")
 		for _, l := range r.LeftBehind {
@@ -116,6 +120,25 @@ func versions(r protocol.Receipt, o Options) string {
 		rows[i] = table.Row{n, r.Before[n], r.After[n]}
 	}
 	return o.grid(table.Row{"VERSION", "BEFORE", "AFTER"}, rows)
+}
+
+// probes is the table of what the CUDA probe found inside workloads.
+func probes(found []protocol.Probe, o Options) string {
+	rows := make([]table.Row, len(found))
+	for i, p := range found {
+		var said []string
+		for _, f := range p.Result.Proofs {
+			said = append(said, fmt.Sprintf("%s: %d patterns", f.Device, f.Patterns))
+		}
+		for _, f := range p.Result.Found {
+			said = append(said, f.Name+": "+f.Found)
+		}
+		for _, c := range p.Result.Checks {
+			said = append(said, c.Name+": "+cmp.Or(c.Skipped, c.Found))
+		}
+		rows[i] = table.Row{p.Pool, p.Node, string(p.Result.Verdict), strings.Join(said, "; ")}
+	}
+	return o.grid(table.Row{"CUDA PROBE", "NODE", "VERDICT", "FOUND"}, rows)
 }
 
 // Artifacts is the table of what a run stored.

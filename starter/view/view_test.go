@@ -12,6 +12,7 @@ import (
 
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/starter/view"
 	"github.com/refit-run/refit/workflows/protocol"
 )
@@ -121,6 +122,11 @@ func TestReceipt(t *testing.T) {
 		Started: *ago(26 * time.Hour), Ended: now, PlanDigest: "abc123", Stages: s.Stages, Progress: s.Progress,
 		Before: map[string]string{"chart": "1.2.0", "controller": "2.16.3"}, After: map[string]string{"chart": "1.3.0", "hypervisor": "2.17"},
 		Ignored: s.Ignored, LeftBehind: []string{"auto update stays off"}, Acknowledged: []string{"T04"},
+		Probes: []protocol.Probe{
+			{Pool: "tf-shared", Node: "gpu-1", Result: gpu.Result{Verdict: gpu.Pass, Proofs: []gpu.Proof{{Device: "GPU-1", Patterns: 3}},
+				Found: []gpu.Found{{Name: "memory tested", Found: "64 MiB"}}}},
+			{Pool: "tf-training", Node: "gpu-2", Result: gpu.Result{Verdict: gpu.Unfit, Checks: []gpu.Check{{Name: "vGPU limit", Found: "2112 MiB were granted"}}}},
+		},
 		Artifacts: []artifact.Ref{{Name: "values.yaml", Kind: artifact.Secret, Size: 2048, PlainSHA256: "0123456789abcdef", Entries: 1}},
 	}, view.Options{Now: now}))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/gpu"
 )
 
 // TaskQueue is the queue of every workflow.
@@ -267,11 +268,21 @@ type Receipt struct {
 	// LeftBehind lists what an aborted or rolled-back run did not undo.
 	LeftBehind   []string `json:"leftBehind,omitempty"`
 	Acknowledged []string `json:"acknowledged,omitempty"`
+	// Probes are what the CUDA probe found inside workloads, one per GPUPool.
+	Probes []Probe `json:"probes,omitempty"`
 	// Plan is what was shown before anything changed.
 	Plan *Plan `json:"plan,omitempty"`
 	// Rollback is the receipt of the rollback that answered this run.
 	Rollback  *Receipt       `json:"rollback,omitempty"`
 	Artifacts []artifact.Ref `json:"artifacts,omitempty"`
+}
+
+// Probe is the CUDA probe's own answer from a pod of a GPUPool: its verdict and
+// its figures. The pod is gone by then.
+type Probe struct {
+	Pool   string     `json:"pool"`
+	Node   string     `json:"node"`
+	Result gpu.Result `json:"result"`
 }
 
 // Failure types a run may close Failed with; everything else parks.

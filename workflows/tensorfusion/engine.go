@@ -73,6 +73,7 @@ type engine struct {
 	rows                            []rollout.HostRow
 	rolled                          tensorfusion.Rolled // pools that rollouts went through
 	canary                          map[string]string
+	probes                          []protocol.Probe
 	after                           tensorfusion.Versions
 	skipped                         []off // what rollouts left outdated, as a person or the plan decided
 	restored                        bool

@@ -27,6 +27,7 @@ func (e *engine) complete(r protocol.Receipt) protocol.Receipt {
 	r.PlanDigest = e.plan.Digest
 	r.Before, r.After = versions(e.pre.Source), versions(e.after)
 	r.Acknowledged = e.acknowledge
+	r.Probes = e.probes
 	r.Rollback = e.child
 	if e.plan.Digest != "" {
 		r.Plan = &e.plan

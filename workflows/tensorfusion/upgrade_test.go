@@ -1,6 +1,7 @@
 package tensorfusion
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +60,40 @@ func TestReceiptHoldsWhatProvesTheRun(t *testing.T) {
 	require.Equal(t, r.PlanDigest, stored.PlanDigest)
 	require.Nil(t, stored.Plan, "its diff is an artifact of its own")
 	require.JSONEq(t, `[{"name":"shared-1","outcome":"replaced"},{"name":"training-1","outcome":"replaced"}]`, string(i.receipts[0].Hosts))
+}
+
+var proven = gpu.Result{Verdict: gpu.Pass, Proofs: []gpu.Proof{{Device: "GPU-1", Patterns: 3}}}
+
+func (i *installation) probe(_ context.Context, r tensorfusion.CanaryJobRequest) (tensorfusion.CanaryJobResult, error) {
+	i.record(tensorfusion.CanaryJobActivity, r.Pool, r.Node)
+	out := tensorfusion.CanaryJobResult{Node: r.Node, Result: proven}
+	if len(i.probes) > 0 {
+		out.Result, i.probes = i.probes[0], i.probes[1:]
+		out.Checks = []tensorfusion.Check{unmet("T20", finding.Stop)}
+	}
+	return out, nil
+}
+
+func TestTheReceiptHoldsTheLastAnswerOfEachPoolsProbe(t *testing.T) {
+	i := newInstallation(t)
+	bad := gpu.Result{Verdict: gpu.Unfit, Checks: []gpu.Check{{Name: "vGPU limit", Found: "granted"}}}
+	i.probes = []gpu.Result{bad}
+	h := newHarness(t, i)
+	h.at(time.Hour, func() { h.answer(protocol.Retry) })
+	r := h.upgrade(upgradeInput())
+	require.Equal(t, []protocol.Probe{
+		{Pool: "tf-shared", Node: "shared-1", Result: proven},
+		{Pool: "tf-training", Node: "training-1", Result: proven},
+	}, r.Probes)
+	require.Equal(t, r.Probes, i.stored().Probes, "in the stored one too")
+
+	i = newInstallation(t)
+	i.probes = []gpu.Result{bad}
+	h = newHarness(t, i)
+	h.at(time.Hour, func() { h.answer(protocol.Abort) })
+	r = h.upgrade(upgradeInput())
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Equal(t, []protocol.Probe{{Pool: "tf-shared", Node: "shared-1", Result: bad}}, r.Probes)
 }
 
 func TestComingStagesArePendingFromTheStart(t *testing.T) {

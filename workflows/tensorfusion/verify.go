@@ -9,6 +9,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/tensorfusion"
+	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -58,7 +59,14 @@ func (e *engine) canaryJob(ctx workflow.Context, s *stage.Scope, pool string) er
 	}, &r); err != nil {
 		return err
 	}
+	e.probed(protocol.Probe{Pool: pool, Node: r.Node, Result: r.Result})
 	return blocked("the CUDA probe in pool "+pool+" did not pass", "T20: a Running pod does not prove the GPU path.", r.Checks)
+}
+
+// probed keeps the last answer of each pool: one that did not pass stays in the
+// record of a run that ends there.
+func (e *engine) probed(p protocol.Probe) {
+	e.probes = append(slices.DeleteFunc(e.probes, func(q protocol.Probe) bool { return q.Pool == p.Pool }), p)
 }
 
 // probeKeyLength leaves room for the Job's and its pod's names.

@@ -75,6 +75,7 @@ type installation struct {
 	awaited          []tensorfusion.ControllerRequest
 	objects, present map[string]string // of the release, before and after the Helm step
 	told             []string          // of objects that hold something else
+	probes           []gpu.Result      // of the next canary Jobs, which do not pass
 }
 
 func newInstallation(t *testing.T) *installation {
@@ -293,10 +294,7 @@ func (i *installation) activities() map[string]any {
 			i.record(tensorfusion.VerifyActivity, strings.Join(r.Rolled.Hypervisors, ","))
 			return tensorfusion.VerifyResult{After: tensorfusion.Versions{Chart: "1.8.7", Controller: "2.17.0", Hypervisor: newImage}}, nil
 		},
-		tensorfusion.CanaryJobActivity: func(_ context.Context, r tensorfusion.CanaryJobRequest) (tensorfusion.CanaryJobResult, error) {
-			i.record(tensorfusion.CanaryJobActivity, r.Pool, r.Node)
-			return tensorfusion.CanaryJobResult{Result: gpu.Result{Verdict: gpu.Pass}}, nil
-		},
+		tensorfusion.CanaryJobActivity: i.probe,
 		tensorfusion.ReceiptActivity: func(_ context.Context, r tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
 			i.record(tensorfusion.ReceiptActivity)
 			i.receipts = append(i.receipts, r)
