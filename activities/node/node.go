@@ -42,9 +42,9 @@ const (
 	managedBefore = "refit.run/managed-by-nvsentinel-before"
 	absent        = "<absent>"
 
-	// CordonedBy marks a cordon as ours and names the workflow. It stays behind
-	// when somebody uncordons by hand, and is then no proof of the next cordon:
-	// see ours.
+	// CordonedBy marks a cordon as ours and names the run, as WORKFLOW/RUN. It
+	// stays behind when somebody uncordons by hand, and is then no proof of the
+	// next cordon: see ours.
 	CordonedBy = "refit.run/cordoned-by"
 
 	// driverUpgrade is the GPU operator's label while it works on the node.
@@ -84,6 +84,8 @@ type Result struct {
 	// Foreign: the node was cordoned by somebody else, or the label set anew;
 	// theirs is left as it is.
 	Foreign bool `json:"foreign,omitempty"`
+	// Inherited: the node is cordoned by an earlier run of ours.
+	Inherited bool `json:"inherited,omitempty"`
 	// Before is what was remembered, in words.
 	Before string `json:"before,omitempty"`
 }
@@ -126,7 +128,7 @@ func (a *Activities) GiveBack(ctx context.Context, r Request) (Result, error) {
 		if !remembered {
 			return Result{}, nil, nil
 		}
-		out := Result{Before: before}
+		out := Result{Before: before, Inherited: inherited(ctx, n)}
 		var value any
 		if before != absent {
 			value = before
@@ -145,11 +147,11 @@ func (a *Activities) Cordon(ctx context.Context, r Request) (Result, error) {
 	return a.change(ctx, r, mustExist, func(n *corev1.Node) (Result, map[string]any, error) {
 		switch {
 		case n.Spec.Unschedulable && ours(n):
-			return Result{}, nil, nil
+			return Result{Inherited: inherited(ctx, n)}, nil, nil
 		case n.Spec.Unschedulable:
 			return Result{Foreign: true}, unmark(n), nil
 		}
-		patch := metadata(nil, map[string]any{CordonedBy: workflowID(ctx)})
+		patch := metadata(nil, map[string]any{CordonedBy: run(ctx)})
 		patch["spec"] = map[string]any{"unschedulable": true}
 		return Result{}, patch, nil
 	})
@@ -192,6 +194,17 @@ func ours(n *corev1.Node) bool {
 	return !told
 }
 
+func inherited(ctx context.Context, n *corev1.Node) bool {
+	return ours(n) && n.Annotations[CordonedBy] != run(ctx)
+}
+
+// KeptOff reports whether foreign automation is told to keep off the node, by
+// the run that works on it or by one that was ended before it could give it back.
+func KeptOff(n *corev1.Node) bool {
+	_, remembered := n.Annotations[managedBefore]
+	return remembered
+}
+
 // unmark takes a mark off that its cordon has outlived; nil without one.
 func unmark(n *corev1.Node) map[string]any {
 	if _, marked := n.Annotations[CordonedBy]; !marked {
@@ -200,9 +213,11 @@ func unmark(n *corev1.Node) map[string]any {
 	return metadata(nil, map[string]any{CordonedBy: nil})
 }
 
-func workflowID(ctx context.Context) string {
+// run names the run that an activity works for.
+func run(ctx context.Context) string {
 	if activity.IsActivity(ctx) {
-		return activity.GetInfo(ctx).WorkflowExecution.ID
+		of := activity.GetInfo(ctx).WorkflowExecution
+		return of.ID + "/" + of.RunID
 	}
 	return kube.UserAgent
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.temporal.io/sdk/testsuite"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -154,7 +155,7 @@ func TestACordonOfOursIsUndoneAndAForeignOneIsNot(t *testing.T) {
 	w := newWorld(t, "cordon", nil)
 	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Changed)
 	require.True(t, w.node().Spec.Unschedulable)
-	require.Equal(t, Result{UID: w.req.UID}, w.must(w.Cordon(t.Context(), w.req)), "again: ours, nothing to do")
+	require.Equal(t, Result{UID: w.req.UID}, w.must(w.Cordon(t.Context(), w.req)), "again: this run's, nothing to do")
 	require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Changed)
 	require.False(t, w.node().Spec.Unschedulable)
 	require.False(t, w.must(w.Uncordon(t.Context(), w.req)).Changed)
@@ -163,6 +164,35 @@ func TestACordonOfOursIsUndoneAndAForeignOneIsNot(t *testing.T) {
 	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Foreign)
 	require.True(t, w.must(w.Uncordon(t.Context(), w.req)).Foreign)
 	require.True(t, w.node().Spec.Unschedulable)
+}
+
+// The CLI gives every run of a host the same workflow ID.
+func TestACordonOfAnEarlierRunIsOursAndToldApart(t *testing.T) {
+	w := newWorld(t, "inherited", kubelet)
+	inRun := func(act func(context.Context, Request) (Result, error)) Result {
+		t.Helper()
+		var out Result
+		env := (&testsuite.WorkflowTestSuite{}).NewTestActivityEnvironment()
+		env.RegisterActivity(act)
+		v, err := env.ExecuteActivity(act, w.req)
+		require.NoError(t, err)
+		require.NoError(t, v.Get(&out))
+		return out
+	}
+	require.True(t, w.must(w.Cordon(t.Context(), w.req)).Changed)
+	require.True(t, w.must(w.KeepOff(t.Context(), w.req)).Changed)
+	require.True(t, KeptOff(w.node()))
+	again := inRun(w.Cordon)
+	require.True(t, again.Inherited)
+	require.False(t, again.Foreign)
+	back := inRun(w.GiveBack)
+	require.True(t, back.Changed)
+	require.True(t, back.Inherited, "told beside what is given back")
+	require.False(t, KeptOff(w.node()))
+	require.True(t, inRun(w.Uncordon).Changed)
+	require.False(t, w.node().Spec.Unschedulable)
+	require.True(t, inRun(w.Cordon).Changed)
+	require.False(t, inRun(w.Cordon).Inherited, "that was this run's")
 }
 
 // kubelet is a label as every node has from its kubelet: the API server tracks

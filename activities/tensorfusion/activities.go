@@ -46,7 +46,7 @@ func (a *Activities) Register(r worker.Registry) {
 		ReceiptActivity:         a.WriteReceipt,
 		RevisionActivity:        a.InspectRevision,
 		TenantsActivity:         a.Tenants,
-		GPUHostActivity:         a.GPUHost,
+		GPUHostsActivity:        a.GPUHosts,
 	} {
 		r.RegisterActivityWithOptions(fn, activity.RegisterOptions{Name: name})
 	}

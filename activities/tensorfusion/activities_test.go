@@ -23,7 +23,7 @@ func TestEveryActivityOfTheContractIsRegistered(t *testing.T) {
 	(&Activities{}).Register(&n)
 	slices.Sort(n.seen)
 	assert.Equal(t, []string{
-		ApplyCRDsActivity, AwaitControllerActivity, BackupActivity, DriftActivity, DiffActivity, EvictClientsActivity, GPUHostActivity, HoldActivity,
+		ApplyCRDsActivity, AwaitControllerActivity, BackupActivity, DriftActivity, DiffActivity, EvictClientsActivity, GPUHostsActivity, HoldActivity,
 		RevisionActivity, ClientsActivity, ObservePoolActivity, WorkersActivity, PreflightActivity, ReplaceActivity, RollWorkersActivity,
 		CanaryJobActivity, PolicyActivity, TenantsActivity, ReleaseActivity, VerifyActivity, ReceiptActivity,
 	}, n.seen)

@@ -75,6 +75,10 @@ type Host struct {
 	Labels  map[string]string `json:"labels,omitempty"` // only those a canary selector names
 	// UID of the hypervisor pod; empty when it is missing.
 	UID string `json:"uid,omitempty"`
+	// BootID is that of the boot which the host's kubelet has reported last.
+	BootID string `json:"bootID,omitempty"`
+	// KeptOff: foreign automation is told to keep off the host's Node.
+	KeptOff bool `json:"keptOff,omitempty"`
 	// OnTarget: the pod meets the Goal and is Ready.
 	OnTarget bool `json:"onTarget,omitempty"`
 	// Broken says why the host is not healthy now; empty when it is.
@@ -174,6 +178,9 @@ type HostResult struct {
 	NewUID  string           `json:"newUID,omitempty"`
 	Seconds float64          `json:"seconds,omitempty"`
 	Failure *finding.Finding `json:"failure,omitempty"`
+	// BootID of a proven host is that of the boot in which it was proven, as its
+	// kubelet has reported it.
+	BootID string `json:"bootID,omitempty"`
 }
 
 // ReplaceResult answers ReplaceHypervisors, hosts in the request's order.

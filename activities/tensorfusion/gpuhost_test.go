@@ -30,12 +30,16 @@ func TestAHostsPoolTellsThePortAndTheClusterItsClientPods(t *testing.T) {
 	pod("no-client", "a", corev1.PodRunning, nil)
 
 	a := &Activities{Clusters: clustersAs(t, "test", workerUser)}
-	ask := func(node string) GPUHostResult {
-		out, err := a.GPUHost(t.Context(), GPUHostRequest{Target: apiservertest.Shared(t).Target(t, "test"), Node: node})
+	ask := func(nodes ...string) map[string]GPUHost {
+		out, err := a.GPUHosts(t.Context(), GPUHostsRequest{Target: apiservertest.Shared(t).Target(t, "test"), Nodes: nodes})
 		require.NoError(t, err, "the worker's own rights are enough")
-		return out
+		return out.Hosts
 	}
 	at := w.scope.Release.Namespace + "/"
-	require.Equal(t, GPUHostResult{Port: 8123, Pods: []string{at + "lives-" + w.node("x"), at + "starts-" + w.node("x")}}, ask(w.node("a")))
-	require.Equal(t, GPUHostResult{Pods: []string{}}, ask("no-such-node"))
+	first := GPUHost{Port: 8123, Pods: []string{at + "lives-" + w.node("x"), at + "starts-" + w.node("x")}}
+	require.Equal(t, map[string]GPUHost{w.node("a"): first}, ask(w.node("a")))
+	require.Equal(t, map[string]GPUHost{"no-such-node": {Pods: []string{}}}, ask("no-such-node"))
+	require.Equal(t, map[string]GPUHost{
+		w.node("a"): first, w.node("b"): {Port: 8123, Pods: []string{at + "elsewhere-" + w.node("x")}}, "no-such-node": {Pods: []string{}},
+	}, ask(w.node("a"), w.node("b"), "no-such-node"), "many at once")
 }

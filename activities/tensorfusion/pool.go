@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/refit-run/refit/activities/kube"
+	kubenode "github.com/refit-run/refit/activities/node"
 )
 
 // ObservePool lists the hosts of one GPUPool in name order and judges each
@@ -70,7 +71,7 @@ func observePool(ctx context.Context, c *kube.Client, req ObservePoolRequest) (P
 	}
 	for _, v := range hosts {
 		node, known := nodes[v.name]
-		h := Host{Name: v.name, Created: v.gpuNode.CreationTimestamp.Time}
+		h := Host{Name: v.name, Created: v.gpuNode.CreationTimestamp.Time, BootID: node.Status.NodeInfo.BootID, KeptOff: kubenode.KeptOff(&node)}
 		if pod := v.pod(req.Goal); pod != nil {
 			h.UID = string(pod.UID)
 			h.Partitioned = partitioned(pod)

@@ -272,6 +272,9 @@ func (r *replacement) step(ctx context.Context, objects kube.Objects) error {
 func (r *replacement) prove(h HostTarget, v hostView, m hostMemory) {
 	pod := v.pod(r.req.Goal)
 	res := HostResult{Name: h.Name, OldUID: h.UID, NewUID: string(pod.UID), Outcome: OutcomeAlready}
+	if n := r.nodes[h.Name]; n != nil {
+		res.BootID = n.Status.NodeInfo.BootID
+	}
 	if m.Deleted {
 		res.Outcome = OutcomeReplaced
 		res.Seconds = time.Since(m.Started).Seconds()

@@ -44,6 +44,7 @@ func TestHypervisorsAreReplacedAndProvenTogether(t *testing.T) {
 		assert.Equal(t, hosts[i].UID, h.OldUID)
 		assert.NotEmpty(t, h.NewUID)
 		assert.NotEqual(t, h.OldUID, h.NewUID)
+		assert.Equal(t, "boot-of-"+h.Name, h.BootID, "the boot in which it was proven")
 	}
 
 	// The reply was lost: a second attempt with the same request deletes nothing.
@@ -51,6 +52,7 @@ func TestHypervisorsAreReplacedAndProvenTogether(t *testing.T) {
 	for i, h := range again.Hosts {
 		assert.Equal(t, OutcomeAlready, h.Outcome)
 		assert.Equal(t, out.Hosts[i].NewUID, h.NewUID)
+		assert.Equal(t, out.Hosts[i].BootID, h.BootID)
 	}
 	assert.Equal(t, 3, w.writes.count(func(r string) bool { return strings.HasPrefix(r, "DELETE") }))
 }
@@ -252,6 +254,9 @@ func TestObservePoolTellsTargetAndTrouble(t *testing.T) {
 	w := newWorld(t, "a", "b", "c")
 	require.NoError(t, w.makePod(t.Context(), w.node("a"), podPrefix, newHypervisor))
 	require.NoError(t, w.makePod(t.Context(), w.node("b"), podPrefix, oldHypervisor))
+	_, err := w.admin.Typed.CoreV1().Nodes().Patch(t.Context(), w.node("c"), types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"refit.run/managed-by-nvsentinel-before":"true"}}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
 	out, err := observePool(t.Context(), w.client, ObservePoolRequest{Scope: w.scope, Pool: w.pool, Goal: testGoal()})
 	require.NoError(t, err)
 	require.Len(t, out.Hosts, 3)
@@ -260,6 +265,9 @@ func TestObservePoolTellsTargetAndTrouble(t *testing.T) {
 	assert.False(t, out.Hosts[1].OnTarget)
 	assert.Empty(t, out.Hosts[1].Broken)
 	assert.Equal(t, "no hypervisor pod", out.Hosts[2].Broken)
+	assert.Equal(t, "boot-of-"+w.node("a"), out.Hosts[0].BootID)
+	assert.False(t, out.Hosts[0].KeptOff)
+	assert.True(t, out.Hosts[2].KeptOff, "a run told foreign automation to keep off")
 }
 
 func TestDriftNamesEveryUnplannedChange(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/worker"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/sandbox/process"
 )
@@ -165,7 +166,7 @@ type agent struct {
 
 // Baseline reports the hardware as it is now.
 func (a *agent) Baseline(_ context.Context, req gpu.BaselineRequest) (gpu.Baseline, error) {
-	if err := a.own(req.Node); err != nil {
+	if err := a.own(req.Node, req.NodeBootID); err != nil {
 		return gpu.Baseline{}, err
 	}
 	return a.host.baseline(time.Now()), nil
@@ -174,7 +175,7 @@ func (a *agent) Baseline(_ context.Context, req gpu.BaselineRequest) (gpu.Baseli
 // Validate takes its time, heartbeating, and gives the verdict; past the
 // deadline the verdict is unproven.
 func (a *agent) Validate(ctx context.Context, req gpu.ValidateRequest) (gpu.Result, error) {
-	if err := a.own(req.Node); err != nil {
+	if err := a.own(req.Node, req.NodeBootID); err != nil {
 		return gpu.Result{}, err
 	}
 	if req.Deadline > 0 {
@@ -209,9 +210,12 @@ func (a *agent) Validate(ctx context.Context, req gpu.ValidateRequest) (gpu.Resu
 
 var errDeadline = errors.New("the validation's deadline passed")
 
-func (a *agent) own(node string) error {
+func (a *agent) own(node, boot string) error {
 	if node != a.host.node {
 		return fmt.Errorf("agent of node %s: expected a request for it, found one for %q", a.host.node, node)
+	}
+	if boot != "" && boot != a.host.bootID {
+		return finding.Finding{Object: "boot of node " + node, Expected: boot + ", as the Node object says", Found: a.host.bootID}.Error(finding.Wait)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/sandbox/kwok"
 )
 
 const node = "shared-000"
@@ -76,6 +77,18 @@ func TestDeadlineLeavesItUnproven(t *testing.T) {
 func TestAgentRefusesAnotherNodesRequest(t *testing.T) {
 	_, err := environment(&agent{host: newHost(node, 8)}).ExecuteActivity(gpu.BaselineActivity, gpu.BaselineRequest{Node: "other"})
 	require.ErrorContains(t, err, "other")
+}
+
+func TestAgentAnswersForTheBootOfItsNodeObjectAlone(t *testing.T) {
+	a := &agent{host: newHost(node, 8)}
+	base := gpu.BaselineRequest{Node: node, NodeBootID: kwok.BootID(node)}
+	_, err := environment(a).ExecuteActivity(gpu.BaselineActivity, base)
+	require.NoError(t, err, "the sandbox's Node and agent are of one boot")
+	base.NodeBootID = kwok.BootID("other")
+	_, err = environment(a).ExecuteActivity(gpu.BaselineActivity, base)
+	require.ErrorContains(t, err, "as the Node object says")
+	_, err = environment(a).ExecuteActivity(gpu.ValidateActivity, gpu.ValidateRequest{Node: node, NodeBootID: base.NodeBootID})
+	require.ErrorContains(t, err, "as the Node object says")
 }
 
 func TestProbeVerdicts(t *testing.T) {

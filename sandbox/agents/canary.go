@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
 
@@ -125,23 +126,26 @@ const canaryMemory = 10 << 30
 
 func probeMessage(v Verdict, node string) (string, error) {
 	r := gpu.Result{
-		Node: node, BootID: bootID(node), Driver: driver, Passed: 5, Verdict: gpu.Pass,
+		Node: node, BootID: kwok.BootID(node), Driver: driver, Passed: 4, Verdict: gpu.Pass,
 		Devices: []gpu.Device{{UUID: tensorfusion.DeviceUUID(node, 0), Model: tensorfusion.Model, MemoryBytes: canaryMemory}},
+		Proofs:  []gpu.Proof{{Device: tensorfusion.DeviceUUID(node, 0), TestedMiB: 64, WantedMiB: 64, Patterns: 3}},
+		Found: []gpu.Found{{Name: "device count", Found: "1"}, {Name: "memory tested", Found: "64 MiB", Devices: 1},
+			{Name: "vGPU limit", Found: "2112 MiB were refused, the limit is 2048 MiB", Devices: 1}},
 	}
 	switch v {
 	case OK:
 	case Missing:
 		return "", nil
 	case Wrong:
-		r.Verdict, r.Passed = gpu.Unfit, 4
+		r.Verdict, r.Passed, r.Found, r.Proofs = gpu.Unfit, 1, r.Found[:1], nil
 		r.Checks = []gpu.Check{{
 			Name: "CUDA call", Device: r.Devices[0].UUID, Severity: gpu.Fatal, Expected: "kernel result 42", Found: "0",
 			Hint: "the injected library does not reach the GPU worker",
 		}}
 	case NotEnforced:
-		r.Verdict, r.Passed = gpu.Unfit, 4
+		r.Verdict, r.Passed, r.Found = gpu.Unfit, 3, r.Found[:2]
 		r.Checks = []gpu.Check{{
-			Name: "memory limit", Device: r.Devices[0].UUID, Severity: gpu.Fatal,
+			Name: "vGPU limit", Device: r.Devices[0].UUID, Severity: gpu.Fatal,
 			Expected: "an allocation above the vram limit fails", Found: "it succeeded",
 			Hint: "the isolation mode of the pool is not in force",
 		}}

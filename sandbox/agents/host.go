@@ -1,12 +1,12 @@
 package agents
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
 
@@ -30,13 +30,7 @@ type host struct {
 }
 
 func newHost(node string, gpus int) *host {
-	return &host{node: node, gpus: gpus, bootID: bootID(node)}
-}
-
-// bootID is derived from the name: a restarted sandbox reports the same hosts.
-func bootID(node string) string {
-	sum := sha256.Sum256([]byte("boot/" + node))
-	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+	return &host{node: node, gpus: gpus, bootID: kwok.BootID(node)}
 }
 
 func (h *host) devices() []gpu.Device {

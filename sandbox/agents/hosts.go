@@ -9,6 +9,7 @@ import (
 
 	"github.com/refit-run/refit/gpuagent/fakes"
 	"github.com/refit-run/refit/gpuagent/host/hosttest"
+	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
 
@@ -65,7 +66,7 @@ func makeHost(dir, node string, gpus int) (*fakeHost, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h, tree.Reboot(bootID(node))
+	return h, tree.Reboot(kwok.BootID(node))
 }
 
 // version makes the libraries what a driver's installer leaves: the names that

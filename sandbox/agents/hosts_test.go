@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/refit-run/refit/gpuagent/fakes"
+	"github.com/refit-run/refit/sandbox/kwok"
 	"github.com/refit-run/refit/sandbox/tensorfusion"
 )
 
@@ -36,7 +37,7 @@ func TestFakeHostShowsTheDoublesGPUs(t *testing.T) {
 	}
 	boot, err := os.ReadFile(filepath.Join(hosts[node].root, "proc/sys/kernel/random/boot_id"))
 	require.NoError(t, err)
-	require.Equal(t, bootID(node), strings.TrimSpace(string(boot)))
+	require.Equal(t, kwok.BootID(node), strings.TrimSpace(string(boot)))
 	real, err := filepath.EvalSymlinks(filepath.Join(hosts[node].gpus.Lib(), fakes.CUDA))
 	require.NoError(t, err)
 	require.Equal(t, "libcuda.so."+fakes.DefaultDriver, filepath.Base(real))

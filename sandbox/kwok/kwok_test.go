@@ -66,6 +66,7 @@ func TestNodesCarryTheirPoolAndAddress(t *testing.T) {
 		require.Equal(t, "fake", n.Annotations[NodeAnnotation])
 		require.True(t, strings.HasPrefix(n.Name, n.Labels[PoolLabel]))
 		require.Equal(t, n.Name, addresses[n.Status.Addresses[0].Address])
+		require.Equal(t, BootID(n.Name), n.Status.NodeInfo.BootID)
 	}
 	all, err := kube.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)

@@ -2,6 +2,7 @@ package kwok
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -100,6 +101,13 @@ func CreateNodes(ctx context.Context, kube kubernetes.Interface, pools []folder.
 	return group.Wait()
 }
 
+// BootID is that of the boot in which every fake host is, to its kubelet and to
+// its agent. It is derived from the name: a restarted sandbox has the same hosts.
+func BootID(node string) string {
+	sum := sha256.Sum256([]byte("boot/" + node))
+	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+}
+
 func fakeNode(name, zone string, ip netip.Addr) *corev1.Node {
 	size := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("192"), corev1.ResourceMemory: resource.MustParse("2Ti"),
@@ -124,7 +132,7 @@ func fakeNode(name, zone string, ip netip.Addr) *corev1.Node {
 			},
 			NodeInfo: corev1.NodeSystemInfo{
 				Architecture: "amd64", OperatingSystem: "linux", KernelVersion: "6.8.0-sandbox",
-				OSImage: "Refit sandbox", ContainerRuntimeVersion: "containerd://2.1.0", KubeletVersion: kubeletVersion,
+				BootID: BootID(name), OSImage: "Refit sandbox", ContainerRuntimeVersion: "containerd://2.1.0", KubeletVersion: kubeletVersion,
 			},
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 )
 
@@ -35,6 +36,25 @@ func ExpectProblems(path string, e *gpu.Expect) []plan.Problem {
 		}
 	}
 	return ps
+}
+
+// Incomplete reports whether a declaration leaves out what of TensorFusion only
+// the cluster knows: the hypervisor's port and the live client pods.
+func Incomplete(e *gpu.Expect) bool {
+	return e != nil && e.TensorFusion != nil && (e.TensorFusion.Port == 0 || e.TensorFusion.Pods == nil)
+}
+
+// Complete fills in what an incomplete declaration leaves out.
+func Complete(e *gpu.Expect, known tensorfusion.GPUHost) *gpu.Expect {
+	out, host := *e, *e.TensorFusion
+	if host.Port == 0 {
+		host.Port = known.Port
+	}
+	if host.Pods == nil {
+		host.Pods = known.Pods
+	}
+	out.TensorFusion = &host
+	return &out
 }
 
 // isVersion: 12.4 is one.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
+	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/tensorfusion"
@@ -43,10 +44,9 @@ type run struct {
 	holder string
 	locked error
 	uid    string // of the Node
-	// held: the foreign automation may have been told to keep off.
-	held bool
 	// cordoned: the cordon is ours. begun: the set-up of the host may have
-	// changed. proven: the host is as it has to be.
+	// changed, by this run or by the one that left its cordon. proven: the host
+	// is as it has to be.
 	cordoned, begun, proven bool
 	baseline                *gpu.Baseline
 	changedMIG              bool
@@ -138,9 +138,11 @@ func (r *run) execute(ctx workflow.Context) error {
 
 // scope makes the node's Lease out of what takes that of a release: they lock
 // in the same way.
-func (r *run) scope() tensorfusion.Scope {
-	return tensorfusion.Scope{Target: r.in.Target, Release: tensorfusion.Release{Name: "gpunode-" + r.in.Node, Namespace: leaseNamespace}}
+func scope(target kube.Target, name string) tensorfusion.Scope {
+	return tensorfusion.Scope{Target: target, Release: tensorfusion.Release{Name: "gpunode-" + name, Namespace: leaseNamespace}}
 }
+
+func (r *run) scope() tensorfusion.Scope { return scope(r.in.Target, r.in.Node) }
 
 func (r *run) lock(ctx workflow.Context, s *stage.Scope) error {
 	l, err := release.Take(ctx, s, r.scope())
@@ -152,9 +154,12 @@ func (r *run) lock(ctx workflow.Context, s *stage.Scope) error {
 }
 
 func (r *run) request() node.Request {
-	s := r.scope()
-	return node.Request{Target: r.in.Target, Node: r.in.Node, UID: r.uid,
-		Lease: lease.Held{Namespace: s.Release.Namespace, Release: s.Release.Name, Holder: r.holder}}
+	return request(r.scope(), r.in.Node, r.uid, r.holder)
+}
+
+func request(s tensorfusion.Scope, name, uid, holder string) node.Request {
+	return node.Request{Target: s.Target, Node: name, UID: uid,
+		Lease: lease.Held{Namespace: s.Release.Namespace, Release: s.Release.Name, Holder: holder}}
 }
 
 func (r *run) onNode(ctx workflow.Context, s *stage.Scope, name, summary string) (node.Result, error) {
@@ -165,14 +170,20 @@ func (r *run) onNode(ctx workflow.Context, s *stage.Scope, name, summary string)
 
 // ask runs an activity of the host's agent.
 func (r *run) ask(ctx workflow.Context, s *stage.Scope, name, summary string, limit time.Duration, req, out any) error {
+	retries := &temporal.RetryPolicy{
+		InitialInterval: 2 * time.Second, BackoffCoefficient: 2, MaximumInterval: 10 * time.Second, MaximumAttempts: 5,
+	}
+	if name == gpu.PrepareActivity && !r.in.Unattended {
+		// A second attempt does not know what the first has done, so one that was
+		// refused is asked again by patient alone, where that may wait.
+		retries.NonRetryableErrorTypes = []string{string(finding.Wait)}
+	}
 	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
 		StartToCloseTimeout: limit + slack,
 		HeartbeatTimeout:    release.Heartbeat,
 		WaitForCancellation: true,
 		Summary:             summary + " " + r.in.Node,
-		RetryPolicy: &temporal.RetryPolicy{
-			InitialInterval: 2 * time.Second, BackoffCoefficient: 2, MaximumInterval: 10 * time.Second, MaximumAttempts: 5,
-		},
+		RetryPolicy:         retries,
 	})
 	return s.Activity(ctx, gpu.TaskQueue(r.in.Target.Cluster, r.in.Node), out, name, req)
 }
@@ -215,11 +226,9 @@ func (r *run) giveBack() {
 	case r.cordoned && (r.proven || !r.begun && r.out.Validation == nil):
 		last("undo-cordon", "undo our cordon of", node.UncordonActivity)
 	case r.cordoned:
-		r.left = append(r.left, fmt.Sprintf(
-			"Node %[1]s stays cordoned, because the host is not proven: a run with cordon that proves it uncordons it; by hand it is kubectl uncordon %[1]s",
-			r.in.Node))
+		r.left = append(r.left, cordonStays(r.in.Node))
 	}
-	if r.held {
+	if r.holder != "" && !r.in.PlanOnly { // also what an earlier run was ended before it could
 		last("give-back", "give foreign automation back", node.GiveBackActivity)
 	}
 	if r.holder != "" {

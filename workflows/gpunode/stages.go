@@ -1,6 +1,7 @@
 package gpunode
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -99,7 +100,6 @@ func words(actions []gpu.Action) string {
 }
 
 func (r *run) keepOff(ctx workflow.Context, s *stage.Scope) error {
-	r.held = true // also when only the reply is lost
 	out, err := r.onNode(ctx, s, node.KeepOffActivity, "keep foreign automation off")
 	if err != nil {
 		return err
@@ -118,6 +118,11 @@ func (r *run) cordon(ctx workflow.Context, s *stage.Scope) error {
 	if out.Foreign {
 		r.cordoned = false
 		r.Warn(fmt.Sprintf("Node %s was cordoned by somebody else: it stays so after this run", r.in.Node))
+	}
+	if out.Inherited {
+		// That run has not proven the host, whatever it did to it.
+		r.begun = true
+		s.Note("cordoned by an earlier run, which did not prove the host")
 	}
 	return nil
 }
@@ -140,10 +145,19 @@ func (r *run) takeBaseline(ctx workflow.Context, s *stage.Scope) error {
 }
 
 // prepare is one unbreakable section, a new one each time that a GPU was in use.
+// One that was refused has ended with nothing half done.
 func (r *run) prepare(ctx workflow.Context, s *stage.Scope) error {
 	limit := r.in.Prepare.Limit.D()
 	return r.patient(ctx, s, limit, func() error {
-		return s.Section(ctx, prepareStage, limit, func(ctx workflow.Context) error { return r.setUp(ctx, s) })
+		var refused error
+		err := s.Section(ctx, prepareStage, limit, func(ctx workflow.Context) error {
+			err := r.setUp(ctx, s)
+			if gpu.Untouched(err) {
+				refused, err = err, nil
+			}
+			return err
+		})
+		return cmp.Or(err, refused)
 	})
 }
 
@@ -156,14 +170,17 @@ func (r *run) setUp(ctx workflow.Context, s *stage.Scope) error {
 	if err != nil {
 		return err
 	}
-	r.begun = true
 	var out gpu.PrepareResult
 	err = r.ask(ctx, s, gpu.PrepareActivity, "prepare", r.in.Prepare.Limit.D(), r.prepareRequest(boot, false), &out)
-	if err != nil {
-		// What was done before is not told: take it that modes have changed.
-		r.changedMIG = r.changedMIG || r.in.Prepare.MIG != nil
+	if gpu.Untouched(err) {
 		return err
 	}
+	if err != nil {
+		// What was done before is not told: take it that modes have changed.
+		r.begun, r.changedMIG = true, r.changedMIG || r.in.Prepare.MIG != nil
+		return err
+	}
+	r.begun = r.begun || len(out.Actions)+len(out.Needs) > 0
 	r.changedMIG = r.changedMIG || out.ChangedMIG()
 	if before := r.out.Prepared; before != nil {
 		out.Actions = append(before.Actions, out.Actions...)
@@ -238,28 +255,18 @@ func (r *run) validate(ctx workflow.Context, s *stage.Scope) error {
 		"a host that is not proven must take no workload: it stays as it is now", helps, nil, found...)
 }
 
-// expect is what is declared, with what of TensorFusion only the cluster knows
-// and the plan leaves out: the hypervisor's port and the live client pods.
+// expect is what is declared, completed by what only the cluster knows.
 func (r *run) expect(ctx workflow.Context, s *stage.Scope) (*gpu.Expect, error) {
-	declared := r.in.Expect
-	if declared == nil || declared.TensorFusion == nil || declared.TensorFusion.Port != 0 && declared.TensorFusion.Pods != nil {
-		return declared, nil
+	if !Incomplete(r.in.Expect) {
+		return r.in.Expect, nil
 	}
-	var known tensorfusion.GPUHostResult
-	err := release.Do(ctx, s, r.in.Target.Cluster, tensorfusion.GPUHostActivity, "ask for the hypervisor's port and the client pods of "+r.in.Node, callLimit,
-		tensorfusion.GPUHostRequest{Target: r.in.Target, Node: r.in.Node}, &known)
+	var known tensorfusion.GPUHostsResult
+	err := release.Do(ctx, s, r.in.Target.Cluster, tensorfusion.GPUHostsActivity, "ask for the hypervisor's port and the client pods of "+r.in.Node, callLimit,
+		tensorfusion.GPUHostsRequest{Target: r.in.Target, Nodes: []string{r.in.Node}}, &known)
 	if err != nil {
 		return nil, err
 	}
-	out, host := *declared, *declared.TensorFusion
-	if host.Port == 0 {
-		host.Port = known.Port
-	}
-	if host.Pods == nil {
-		host.Pods = known.Pods
-	}
-	out.TensorFusion = &host
-	return &out, nil
+	return Complete(r.in.Expect, known.Hosts[r.in.Node]), nil
 }
 
 // failed are the rows that did not pass, at least one.

@@ -81,3 +81,25 @@ func TestABusyHostParksOnlyOnceItIsCordoned(t *testing.T) {
 	})
 	require.Equal(t, protocol.OutcomeDone, w.run(input()).Outcome)
 }
+
+// Another request is at work on the host: the agent asks to come again.
+func TestATakenHostIsAskedAgainAndWhatWasRefusedHasNotBegun(t *testing.T) {
+	h := &host{taken: 3}
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, h).run(input()).Outcome)
+	require.Len(t, h.prepared, 5, "the plan, three refusals and the set-up")
+
+	h = &host{taken: 1000}
+	w := newHarness(t, h)
+	w.at(10*time.Minute, func() { w.SignalWorkflow(protocol.Abort, retry()) })
+	r := w.run(input())
+	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
+	require.Greater(t, len(h.prepared), 5)
+	require.Empty(t, h.cordoned)
+	require.Empty(t, r.LeftBehind)
+
+	// A run of a rollout can't wait for long, but for one that ends soon it does.
+	in := input()
+	in.Unattended = true
+	h = &host{taken: 3}
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, h).run(in).Outcome)
+}

@@ -30,7 +30,11 @@ type host struct {
 	// cordoned: "" or who; label: who has set it.
 	cordoned, label string
 	locked, silent  bool
-	busy            bool
+	silentPlan      bool // nobody polls when the plan is asked for
+	busy            bool // refused before the first step
+	breaks          bool // fails in the middle of the set-up
+	taken           int  // so many set-ups find another request at work
+	inherited       bool // the cordon is that of an earlier run
 	needs           []gpu.Need
 	layout          bool   // as declared
 	tenants         string // who says that the instances are those of tenants
@@ -58,8 +62,8 @@ func (h *host) observe(context.Context, node.Request) (node.Result, error) {
 	return node.Result{UID: "node-uid", BootID: h.boot}, nil
 }
 
-func (h *host) ofTensorFusion(context.Context, tensorfusion.GPUHostRequest) (tensorfusion.GPUHostResult, error) {
-	return tensorfusion.GPUHostResult{Port: h.port, Pods: []string{}}, nil
+func (h *host) ofTensorFusion(_ context.Context, r tensorfusion.GPUHostsRequest) (tensorfusion.GPUHostsResult, error) {
+	return tensorfusion.GPUHostsResult{Hosts: map[string]tensorfusion.GPUHost{r.Nodes[0]: {Port: h.port, Pods: []string{}}}}, nil
 }
 
 // own is the agent's refusal of a request for a boot that it does not run in.
@@ -96,7 +100,7 @@ func (h *host) cordon(_ context.Context, r node.Request) (node.Result, error) {
 	if h.cordoned == "" {
 		h.cordoned = "us"
 	}
-	return node.Result{UID: "node-uid", Foreign: h.cordoned != "us"}, nil
+	return node.Result{UID: "node-uid", Foreign: h.cordoned != "us", Inherited: h.inherited}, nil
 }
 
 func (h *host) uncordon(_ context.Context, r node.Request) (node.Result, error) {
@@ -125,16 +129,30 @@ func (h *host) baseline(_ context.Context, r gpu.BaselineRequest) (gpu.Baseline,
 		Readings: map[string]string{"MIG layout": "none", "VBIOS": "96.00"}}}}, nil
 }
 
-func (h *host) prepare(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult, error) {
+func (h *host) prepare(ctx context.Context, r gpu.PrepareRequest) (gpu.PrepareResult, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.prepared = append(h.prepared, r)
+	if h.silentPlan {
+		return gpu.PrepareResult{}, temporal.NewTimeoutError(enums.TIMEOUT_TYPE_SCHEDULE_TO_START, nil)
+	}
 	if err := h.own(r.NodeBootID); err != nil {
 		return gpu.PrepareResult{}, err
 	}
 	out := gpu.PrepareResult{Node: r.Node}
 	if h.busy {
-		return out, finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}.Error(finding.Wait)
+		f := finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}
+		return out, temporal.NewApplicationErrorWithOptions(f.String(), string(finding.Wait), temporal.ApplicationErrorOptions{
+			NonRetryable: true, Details: []any{f, gpu.SetUpFailure{Untouched: true}}})
+	}
+	if h.taken > 0 && !r.PlanOnly {
+		h.taken--
+		f := finding.Finding{Object: "agent of this node", Found: "a validation is at work"}
+		return out, temporal.NewApplicationErrorWithOptions(f.String(), string(finding.Wait), temporal.ApplicationErrorOptions{
+			NextRetryDelay: 30 * time.Second, Details: []any{f, gpu.SetUpFailure{Untouched: activity.GetInfo(ctx).Attempt == 1}}})
+	}
+	if h.breaks && !r.PlanOnly {
+		return out, finding.Finding{Object: "GPU GPU-1", Found: "left the bus"}.Error(finding.Stop)
 	}
 	if !h.layout {
 		out.Actions = []gpu.Action{{System: "mig", Device: "GPU-1", What: "create GPU instance 7g.80gb at 0"}}
@@ -207,7 +225,7 @@ func newHarness(t *testing.T, h *host) *harness {
 		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
 			return visibility.Result{}, nil
 		},
-		node.ObserveActivity: h.observe, tensorfusion.GPUHostActivity: h.ofTensorFusion,
+		node.ObserveActivity: h.observe, tensorfusion.GPUHostsActivity: h.ofTensorFusion,
 		node.KeepOffActivity: h.keepOff, node.GiveBackActivity: h.giveBack, node.CordonActivity: h.cordon, node.UncordonActivity: h.uncordon,
 		gpu.BaselineActivity: h.baseline, gpu.PrepareActivity: h.prepare, gpu.ValidateActivity: h.validate,
 		tensorfusion.TenantsActivity: h.askTenants,

@@ -60,6 +60,9 @@ func (h *hypervisors) roll(ctx workflow.Context) error {
 		}); err != nil {
 			return err
 		}
+		if err := h.remind(ctx); err != nil {
+			return err
+		}
 	}
 	stages := make([]stage.Stage, len(h.layout.Batches))
 	for i, b := range h.layout.Batches {
@@ -255,7 +258,7 @@ func (h *hypervisors) shards(ctx workflow.Context, s *stage.Scope, d plan.Decisi
 				target.UID = "" // without a UID nothing of the host is deleted
 			}
 			in.Hosts = append(in.Hosts, ShardHost{
-				HostTarget: target, Baseline: h.rows[name].Baseline, Partitioned: h.seen[name].Partitioned,
+				HostTarget: target, BootID: h.seen[name].BootID, Baseline: h.rows[name].Baseline, Partitioned: h.seen[name].Partitioned,
 			})
 		}
 		cctx := workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{

@@ -27,10 +27,10 @@ import (
 // make a layout.
 type nodes struct {
 	*cluster
-	kept     map[string]bool // foreign automation is kept off
 	cordoned map[string]bool
 	laidOut  map[string]bool
-	busy     map[string]bool
+	busy     map[string]bool // refused before the first step
+	broken   map[string]bool // fails in the middle
 	lockedBy map[string]bool // another run works on the node
 	modeOnly bool            // as asked last
 	most     int             // nodes cordoned at a time
@@ -38,8 +38,8 @@ type nodes struct {
 }
 
 func newNodes(t *testing.T, n int) *nodes {
-	return &nodes{cluster: newCluster(t, n), kept: map[string]bool{}, cordoned: map[string]bool{},
-		laidOut: map[string]bool{}, busy: map[string]bool{}, lockedBy: map[string]bool{}}
+	return &nodes{cluster: newCluster(t, n), cordoned: map[string]bool{},
+		laidOut: map[string]bool{}, busy: map[string]bool{}, broken: map[string]bool{}, lockedBy: map[string]bool{}}
 }
 
 func (n *nodes) keepOff(_ context.Context, r node.Request) (node.Result, error) {
@@ -68,7 +68,12 @@ func (n *nodes) lay(_ context.Context, r gpu.PrepareRequest) (gpu.PrepareResult,
 	n.modeOnly = r.MIG.ModeOnly
 	var out gpu.PrepareResult
 	if n.busy[r.Node] {
-		return out, finding.Finding{Object: "GPU GPU-" + r.Node, Expected: "no client", Found: "2 clients", Next: "stop them, then answer retry"}.Error(finding.Wait)
+		f := finding.Finding{Object: "GPU GPU-" + r.Node, Expected: "no client", Found: "2 clients", Next: "stop them, then answer retry"}
+		return out, temporal.NewApplicationErrorWithOptions(f.String(), string(finding.Wait), temporal.ApplicationErrorOptions{
+			NonRetryable: true, Details: []any{f, gpu.SetUpFailure{Untouched: true}}})
+	}
+	if n.broken[r.Node] && !r.PlanOnly {
+		return out, finding.Finding{Object: "GPU GPU-" + r.Node, Found: "left the bus"}.Error(finding.Stop)
 	}
 	if !n.laidOut[r.Node] {
 		out.Actions = []gpu.Action{{System: "mig", Device: "GPU-" + r.Node, What: "create GPU instance 7g.80gb at 0"}}
@@ -163,7 +168,7 @@ func TestAHostThatCanNotBePreparedParksUntouchedAndNamesItsRun(t *testing.T) {
 		require.Equal(t, "stage prepare: GPU GPU-gpu-1: expected no client, found 2 clients", f.Found)
 		require.Contains(t, f.Next, "stop them, then answer retry")
 		require.Zero(t, n.deleted["gpu-1"])
-		require.Equal(t, map[string]bool{"gpu-1": true}, n.cordoned, "nothing has proven it")
+		require.Empty(t, n.cordoned, "nothing was begun")
 		require.Empty(t, n.kept)
 		n.do(func() { delete(n.busy, "gpu-1") })
 		h.signal(protocol.Retry, protocol.Answer{By: "ann"})
@@ -176,7 +181,7 @@ func TestAHostThatCanNotBePreparedParksUntouchedAndNamesItsRun(t *testing.T) {
 
 func TestAFailedSetUpCountsAgainstTheBudgetAndIsListed(t *testing.T) {
 	n := newNodes(t, 5)
-	n.busy["gpu-2"], n.lockedBy["gpu-4"] = true, true
+	n.broken["gpu-2"], n.lockedBy["gpu-4"] = true, true
 	s := inTwos()
 	s.Budget = plan.Budget{Total: plan.Amount{Count: 2}}
 	r := prepareHarness(t, n).run(preparing(s))
@@ -193,7 +198,7 @@ func TestAFailedSetUpCountsAgainstTheBudgetAndIsListed(t *testing.T) {
 	}
 
 	n = newNodes(t, 5)
-	n.busy["gpu-2"], n.busy["gpu-3"] = true, true
+	n.broken["gpu-2"], n.broken["gpu-3"] = true, true
 	h := prepareHarness(t, n)
 	h.at(time.Hour, func() {
 		require.Contains(t, h.waits(protocol.WaitParked, batch1).Found, "the budget is 1")

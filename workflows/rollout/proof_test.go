@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -46,9 +47,79 @@ func TestBadVerdictIsNotForgottenByRetry(t *testing.T) {
 func TestWhatThePlanExpectsOfAHostReachesItsAgent(t *testing.T) {
 	c := newCluster(t, 1)
 	in := input(plan.Strategy{})
-	in.Expect = &gpu.Expect{Driver: "580.95.05", TensorFusion: &gpu.TensorFusionHost{Port: 8001}}
+	in.Expect = &gpu.Expect{Driver: "580.95.05", TensorFusion: &gpu.TensorFusionHost{Port: 8001, Pods: []string{"team/app"}}}
 	require.Equal(t, protocol.OutcomeDone, newHarness(t, c).run(in).Outcome)
 	require.Equal(t, in.Expect, c.expected["gpu-1"])
+	require.NotContains(t, c.log, "ask of [gpu-1]", "the plan leaves nothing out")
+}
+
+func TestWhatOnlyTheClusterKnowsOfTensorFusionIsAskedOnceForAllHostsOfAWave(t *testing.T) {
+	c := newCluster(t, 3)
+	for i, name := range c.names {
+		c.known[name] = tensorfusion.GPUHost{Port: 8100 + i, Pods: []string{"team/on-" + name}}
+	}
+	in := input(plan.Strategy{Gates: plan.GateNone, Batch: plan.Amount{Count: 2}, MaxUnavailable: plan.Amount{Count: 2}})
+	in.Expect = &gpu.Expect{TensorFusion: &gpu.TensorFusionHost{ShmMiB: 2048}}
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, c).run(in).Outcome)
+	for i, name := range c.names {
+		require.Equal(t, &gpu.TensorFusionHost{ShmMiB: 2048, Port: 8100 + i, Pods: []string{"team/on-" + name}}, c.expected[name].TensorFusion)
+	}
+	at := slices.Index(c.log, "ask of [gpu-2 gpu-3]")
+	require.Greater(t, at, slices.Index(c.log, "replace [gpu-2 gpu-3]"), "pods that live when the agents look")
+
+	c = newCluster(t, 1)
+	c.untold = finding.Finding{Object: "cluster prod", Expected: "uid a", Found: "uid b"}.Error(finding.Stop)
+	h := newHarness(t, c)
+	h.at(time.Hour, func() {
+		f := h.waits(protocol.WaitParked, canary).Findings[0]
+		require.Contains(t, f.String(), "cluster prod: expected uid a, found uid b")
+		require.Contains(t, f.Why, "nothing proves that its GPUs compute")
+		c.do(func() { c.untold = nil })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	require.Equal(t, protocol.OutcomeDone, h.run(in).Outcome)
+	require.Len(t, slices.DeleteFunc(c.log, func(l string) bool { return l != "ask of [gpu-1]" }), 2)
+	require.Equal(t, "0", c.baselines["gpu-1"].Readings["xids"], "the baseline of before is not lost")
+}
+
+// The agent of another machine, or of a boot that the Node object is not of, must
+// not speak for the host.
+func TestAnAgentOfAnotherBootThanTheNodesDoesNotSpeakForTheHost(t *testing.T) {
+	c := newCluster(t, 1)
+	c.boots["gpu-1"], c.booted["gpu-1"] = "boot-1", "boot-of-another-machine"
+	h := newHarness(t, c)
+	h.at(time.Hour, func() {
+		f := h.waits(protocol.WaitParked, canary).Findings[0]
+		require.Contains(t, f.String(), "boot of node gpu-1: expected boot-1, found boot-of-another-machine")
+		require.Zero(t, c.deleted["gpu-1"], "no baseline, so the pod is not touched")
+		c.do(func() { c.booted["gpu-1"] = "boot-1"; c.stuck["gpu-1"] = true })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	h.at(2*time.Hour, func() {
+		h.waits(protocol.WaitParked, canary)
+		require.Equal(t, 1, c.deleted["gpu-1"])
+		// The host is rebooted: its agent is there before its kubelet tells.
+		c.do(func() { c.booted["gpu-1"] = "boot-2"; delete(c.stuck, "gpu-1"); c.pods["gpu-1"].notReady = "" })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	h.at(3*time.Hour, func() {
+		f := h.waits(protocol.WaitParked, canary).Findings[0]
+		require.Contains(t, f.String(), "expected boot-1, found boot-2")
+		require.Zero(t, c.validated["gpu-1"])
+		c.do(func() { c.boots["gpu-1"] = "boot-2" })
+		h.signal(protocol.Retry, protocol.Answer{})
+	})
+	r := h.run(input(plan.Strategy{Gates: plan.GateNone}))
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	require.Equal(t, 1, c.validated["gpu-1"])
+	require.Equal(t, 1, c.deleted["gpu-1"])
+	require.Equal(t, "0", c.baselines["gpu-1"].Readings["xids"], "it is compared with what was before the first attempt")
+
+	c = newCluster(t, 1)
+	c.boots["gpu-1"], c.booted["gpu-1"] = "boot-1", "boot-1"
+	c.reboots["gpu-1"] = "boot-2"
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, c).run(input(plan.Strategy{})).Outcome, "a reboot within the host's turn that its kubelet has told")
+	require.Equal(t, 1, c.validated["gpu-1"])
 }
 
 func TestDegradedIsAWarningUnlessStrict(t *testing.T) {

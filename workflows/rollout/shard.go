@@ -48,11 +48,12 @@ type ShardInput struct {
 	Hosts      []ShardHost        `json:"hosts"`
 }
 
-// ShardHost is a host with the pod that is to go. Baseline is set when an
-// earlier attempt took it before it replaced the pod: the GPUs of that time
-// must be there again.
+// ShardHost is a host with the pod that is to go, and the boot that its Node is
+// of. Baseline is set when an earlier attempt took it before it replaced the
+// pod: the GPUs of that time must be there again.
 type ShardHost struct {
 	tensorfusion.HostTarget
+	BootID   string        `json:"bootID,omitempty"`
 	Baseline *gpu.Baseline `json:"baseline,omitempty"`
 	// Partitioned: the host's MIG instances are tenants of TensorFusion.
 	Partitioned bool `json:"partitioned,omitempty"`
@@ -68,9 +69,11 @@ type ShardResult struct {
 // for all of them in the cluster, so that the history costs a constant number
 // of events per host. It takes no verbs: the rollout that started it does.
 func Shard(ctx workflow.Context, in ShardInput) (ShardResult, error) {
-	s := &shard{in: in, rows: make([]HostRow, len(in.Hosts)), baselines: make([]*gpu.Baseline, len(in.Hosts))}
+	s := &shard{
+		in: in, rows: make([]HostRow, len(in.Hosts)), baselines: make([]*gpu.Baseline, len(in.Hosts)), boots: make([]string, len(in.Hosts)),
+	}
 	for i, h := range in.Hosts {
-		s.rows[i] = HostRow{Name: h.Name, OldUID: h.UID}
+		s.rows[i], s.boots[i] = HostRow{Name: h.Name, OldUID: h.UID}, h.BootID
 	}
 	if in.Prepare != nil {
 		s.prepare(ctx)
@@ -91,6 +94,9 @@ type shard struct {
 	in        ShardInput
 	rows      []HostRow
 	baselines []*gpu.Baseline
+	// boots are those that the Nodes were of when they were last looked at. An
+	// agent that runs in another is on another machine than it says.
+	boots []string
 }
 
 func (s *shard) fail(i int, f finding.Finding) {
@@ -107,7 +113,7 @@ func (s *shard) baseline(ctx workflow.Context) {
 			continue
 		}
 		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "baseline of "+h.Name, baselineLimit),
-			gpu.BaselineActivity, gpu.BaselineRequest{Node: h.Name})
+			gpu.BaselineActivity, gpu.BaselineRequest{Node: h.Name, NodeBootID: s.boots[i]})
 	}
 	for i, h := range s.in.Hosts {
 		if futures[i] == nil {
@@ -154,19 +160,8 @@ func (s *shard) replace(ctx workflow.Context) error {
 	if len(req.Hosts) == 0 {
 		return nil
 	}
-	queue := protocol.ClusterQueue(s.in.Scope.Target.Cluster)
-	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
-		StartToCloseTimeout: s.in.Limit + replaceSlack,
-		HeartbeatTimeout:    release.Heartbeat,
-		WaitForCancellation: true,
-		Summary:             fmt.Sprintf("replace the hypervisors of %s", naming(req.Hosts)),
-		RetryPolicy:         release.Retries(),
-	})
 	var out tensorfusion.ReplaceResult
-	if err := stage.Queued(ctx, queue, &out, func(since time.Time) error {
-		tell(ctx, queueNote{Queue: queue, Since: since})
-		return nil
-	}, func() { tell(ctx, queueNote{}) }, tensorfusion.ReplaceActivity, req); err != nil {
+	if err := s.cluster(ctx, tensorfusion.ReplaceActivity, "replace the hypervisors of "+naming(req.Hosts), s.in.Limit+replaceSlack, req, &out); err != nil {
 		return err
 	}
 	if len(out.Hosts) != len(req.Hosts) {
@@ -181,6 +176,7 @@ func (s *shard) replace(ctx workflow.Context) error {
 		if h.OldUID != "" {
 			row.OldUID = h.OldUID
 		}
+		s.boots[index[k]] = h.BootID
 		if h.Outcome == tensorfusion.OutcomeFailed {
 			row.Baseline = s.baselines[index[k]]
 		}
@@ -191,6 +187,7 @@ func (s *shard) replace(ctx workflow.Context) error {
 // validate asks the agents of all replaced hosts for their verdict.
 func (s *shard) validate(ctx workflow.Context) {
 	limit := gpunode.ValidationLimit(s.in.Level, s.in.Expect)
+	expect := s.expect(ctx)
 	futures := make([]workflow.Future, len(s.in.Hosts))
 	for i, h := range s.in.Hosts {
 		if s.rows[i].Outcome == tensorfusion.OutcomeFailed {
@@ -198,7 +195,7 @@ func (s *shard) validate(ctx workflow.Context) {
 		}
 		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "validate "+h.Name, limit+30*time.Second),
 			gpu.ValidateActivity, gpu.ValidateRequest{
-				Node: h.Name, Level: s.in.Level, Baseline: s.baselines[i], Expect: s.in.Expect, Deadline: limit,
+				Node: h.Name, NodeBootID: s.boots[i], Level: s.in.Level, Baseline: s.baselines[i], Expect: expect(h.Name), Deadline: limit,
 			})
 	}
 	for i, h := range s.in.Hosts {
@@ -207,14 +204,18 @@ func (s *shard) validate(ctx workflow.Context) {
 		}
 		var r gpu.Result
 		if err := futures[i].Get(ctx, &r); err != nil {
-			f := s.agentFailure(h.Name, "validation", err)
-			f.Why = "the pod was replaced, but nothing proves that its GPUs compute"
-			s.fail(i, f)
-			s.rows[i].Baseline = s.baselines[i]
+			s.unproven(i, s.agentFailure(h.Name, "validation", err))
 			continue
 		}
 		s.judge(i, r)
 	}
+}
+
+// unproven fails a host whose agent has given no verdict.
+func (s *shard) unproven(i int, f finding.Finding) {
+	f.Why = "the pod was replaced, but nothing proves that its GPUs compute"
+	s.fail(i, f)
+	s.rows[i].Baseline = s.baselines[i]
 }
 
 // judge turns a verdict into the host's outcome.
@@ -279,6 +280,22 @@ func failures(r gpu.Result) string {
 		return "the agent named no check"
 	}
 	return text
+}
+
+// cluster runs one activity of the cluster, however long its queue has no worker.
+func (s *shard) cluster(ctx workflow.Context, name, summary string, limit time.Duration, req, out any) error {
+	queue := protocol.ClusterQueue(s.in.Scope.Target.Cluster)
+	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
+		StartToCloseTimeout: limit,
+		HeartbeatTimeout:    release.Heartbeat,
+		WaitForCancellation: true,
+		Summary:             summary,
+		RetryPolicy:         release.Retries(),
+	})
+	return stage.Queued(ctx, queue, out, func(since time.Time) error {
+		tell(ctx, queueNote{Queue: queue, Since: since})
+		return nil
+	}, func() { tell(ctx, queueNote{}) }, name, req)
 }
 
 func (s *shard) agent(ctx workflow.Context, node, summary string, limit time.Duration) workflow.Context {

@@ -59,6 +59,13 @@ type cluster struct {
 	away      int
 	maxAway   int
 	lost      map[string]bool // GPUs of these hosts are gone after the replacement
+	// boots are those that the Nodes are of, booted those in which the agents run
+	// when these differ.
+	boots, booted map[string]string
+	reboots       map[string]string               // into this boot while their pods are replaced
+	known         map[string]tensorfusion.GPUHost // of TensorFusion, by the cluster
+	untold        error                           // instead of that
+	kept          map[string]bool                 // foreign automation is kept off
 }
 
 type pod struct {
@@ -71,7 +78,8 @@ type pod struct {
 func newCluster(t *testing.T, n int) *cluster {
 	c := &cluster{t: t, pods: map[string]*pod{}, stuck: map[string]bool{}, silent: map[string]bool{},
 		verdict: map[string]gpu.Verdict{}, deleted: map[string]int{}, validated: map[string]int{},
-		baselines: map[string]*gpu.Baseline{}, expected: map[string]*gpu.Expect{}, lost: map[string]bool{}, took: 10 * time.Second}
+		baselines: map[string]*gpu.Baseline{}, expected: map[string]*gpu.Expect{}, lost: map[string]bool{}, took: 10 * time.Second,
+		boots: map[string]string{}, booted: map[string]string{}, reboots: map[string]string{}, known: map[string]tensorfusion.GPUHost{}, kept: map[string]bool{}}
 	for i := range n {
 		name := fmt.Sprintf("gpu-%d", i+1)
 		c.names = append(c.names, name)
@@ -119,7 +127,8 @@ func (c *cluster) observe(ctx context.Context, r tensorfusion.ObservePoolRequest
 	for _, name := range c.names {
 		p := c.pods[name]
 		out.Hosts = append(out.Hosts, tensorfusion.Host{Name: name, UID: p.uid,
-			OnTarget: p.image == newImage && p.notReady == "", Broken: p.notReady, Partitioned: c.tenants})
+			OnTarget: p.image == newImage && p.notReady == "", Broken: p.notReady, Partitioned: c.tenants,
+			BootID: c.boots[name], KeptOff: c.kept[name]})
 	}
 	return out, nil
 }
@@ -143,7 +152,10 @@ func (c *cluster) replace(_ context.Context, r tensorfusion.ReplaceRequest) (ten
 			res.Outcome = tensorfusion.OutcomeReplaced
 			wave = append(wave, h.Name)
 		}
-		res.NewUID = c.pods[h.Name].uid
+		if boot := c.reboots[h.Name]; boot != "" {
+			c.boots[h.Name], c.booted[h.Name] = boot, boot
+		}
+		res.NewUID, res.BootID = c.pods[h.Name].uid, c.boots[h.Name]
 		if why := c.pods[h.Name].notReady; why != "" {
 			res.Outcome, res.Failure = tensorfusion.OutcomeFailed, &finding.Finding{Object: "GPUNode/" + h.Name, Found: why}
 		}
@@ -168,6 +180,9 @@ func (c *cluster) baseline(_ context.Context, r gpu.BaselineRequest) (gpu.Baseli
 	if c.silent[r.Node] {
 		return gpu.Baseline{}, neverPolled()
 	}
+	if err := c.own(r.Node, r.NodeBootID); err != nil {
+		return gpu.Baseline{}, err
+	}
 	// What the first attempt broke shows in every baseline taken later.
 	b := gpu.Baseline{Node: r.Node, BootID: "boot", Readings: map[string]string{"xids": fmt.Sprint(c.deleted[r.Node])},
 		KernelLog: gpu.KernelLogPosition{Visible: true, Sequence: uint64(c.deleted[r.Node])}}
@@ -180,6 +195,9 @@ func (c *cluster) baseline(_ context.Context, r gpu.BaselineRequest) (gpu.Baseli
 func (c *cluster) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.own(r.Node, r.NodeBootID); err != nil {
+		return gpu.Result{}, err
+	}
 	c.validated[r.Node]++
 	c.baselines[r.Node], c.expected[r.Node] = r.Baseline, r.Expect
 	out := gpu.Result{Node: r.Node, Verdict: gpu.Pass}
@@ -188,6 +206,22 @@ func (c *cluster) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result
 		out.Checks = []gpu.Check{{Name: "cuda-memory", Device: "GPU-" + r.Node, Expected: "no error", Found: "error 2", Severity: gpu.Fatal}}
 	}
 	return out, nil
+}
+
+// own is the agent's refusal of a request for a boot that it does not run in.
+func (c *cluster) own(host, asked string) error {
+	here, differs := c.booted[host]
+	if !differs || asked == here {
+		return nil
+	}
+	return finding.Finding{Object: "boot of node " + host, Expected: asked, Found: here}.Error(finding.Wait)
+}
+
+func (c *cluster) gpuHosts(_ context.Context, r tensorfusion.GPUHostsRequest) (tensorfusion.GPUHostsResult, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.say("ask of %v", r.Nodes)
+	return tensorfusion.GPUHostsResult{Hosts: c.known}, c.untold
 }
 
 // do changes the world between two steps of the workflow.
@@ -244,6 +278,7 @@ func newHarness(t *testing.T, c *cluster, more ...map[string]any) *harness {
 		gpu.BaselineActivity:             c.baseline,
 		gpu.ValidateActivity:             c.validate,
 		tensorfusion.ReplaceActivity:     c.replace,
+		tensorfusion.GPUHostsActivity:    c.gpuHosts,
 	}
 	for _, m := range more {
 		maps.Copy(activities, m)
