@@ -125,6 +125,27 @@ func TestAForeignInstanceGoesOnlyWhenItIsIdle(t *testing.T) {
 	require.Contains(t, done(r), "remove GPU instance 1 (7g.80gb at 0)")
 }
 
+// It is looked at like any other: gone when it is idle, told when it is not.
+func TestAForeignInstanceMadeSinceThePlanIsPlannedFor(t *testing.T) {
+	for client, want := range map[string]string{"": "remove GPU instance 1 (2g.20gb at 0)", "4711:100:1:0": "1 client"} {
+		h := host(t, true)
+		steps := 0
+		r, err := apply(t, Applier{Progress: func(string) {
+			if steps++; steps == 1 {
+				require.NoError(t, h.Set("gpu.0.gi.1", "14:0:2", "gpu.0.ci.1.0", "1:0:2", "gpu.0.processes.compute", client))
+			}
+		}}, map[string]int{"7g.80gb": 1}, Options{})
+		if client == "" {
+			require.NoError(t, err)
+			require.Contains(t, done(r), want)
+			continue
+		}
+		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
+		require.ErrorContains(t, err, want)
+		require.Empty(t, r.Actions)
+	}
+}
+
 // Once there are instances the driver hides row remapping: plan and apply
 // refuse before, in the same words.
 func TestBadRowsAreRefusedByPlanAndApplyAlike(t *testing.T) {

@@ -140,6 +140,13 @@ func TestTheExitCodeOfACommandTellsAScriptWhatItMeans(t *testing.T) {
 			require.Contains(t, out+end, c.says)
 		})
 	}
+	t.Run("a driver that fails in the middle", func(t *testing.T) {
+		h := host(t, true, "gpu.0.fail.nvmlGpuInstanceCreateComputeInstance", "999")
+		out, _, end, code := newPerson(t, whole).types("apply")
+		require.Equal(t, setup.ExitError, code)
+		require.Equal(t, "did    "+h.UUID(0)+"  create GPU instance 7g.80gb at 0\n", out, "what was done is told all the same")
+		require.Contains(t, end, "create the missing compute instance 7g.80gb in GPU instance 1")
+	})
 	t.Run("another is at work", func(t *testing.T) {
 		host(t, false)
 		p := newPerson(t, whole)

@@ -30,10 +30,10 @@ const (
 
 // Counters that only tell errors, summed: those of the PCIe link except the
 // fatal ones, and of the C2C links. A GPU is judged by their growth, whatever
-// the kind.
+// the kind. How often the PCIe link went through recovery (field 169) is none of
+// them: it does so at each change of its speed, which an idle GPU makes by itself.
 var (
 	pcieErrorFields = []uint32{
-		gonvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER,
 		gonvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, gonvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED,
 		gonvml.FI_DEV_PCIE_COUNT_RECEIVER_ERROR, gonvml.FI_DEV_PCIE_COUNT_BAD_TLP,
 		gonvml.FI_DEV_PCIE_COUNT_NAKS_SENT, gonvml.FI_DEV_PCIE_COUNT_BAD_DLLP,

@@ -66,6 +66,10 @@ type MIGPlacement struct {
 	Size  int `json:"size"`
 }
 
+func (p MIGPlacement) overlaps(o MIGPlacement) bool {
+	return p.Start < o.Start+o.Size && o.Start < p.Start+p.Size
+}
+
 // MIGInstance is a GPU instance.
 type MIGInstance struct {
 	ID        uint32               `json:"id"`

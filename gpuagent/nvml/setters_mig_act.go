@@ -84,6 +84,9 @@ func createGPU(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
 		if i.ProfileID == a.Instance.ProfileID && i.Placement == at {
 			return MIGOutcome{Already: true}, nil
 		}
+		if i.Placement.overlaps(at) {
+			return MIGOutcome{Stale: true}, nil // somebody else's, made since the plan
+		}
 	}
 	if bad := before.BadRows(); bad != "" {
 		return MIGOutcome{}, &Failure{Op: "create the first GPU instance of " + a.UUID, Code: ResetRequired, Found: bad}
@@ -112,7 +115,7 @@ func find(among []MIGInstance, want MIGInstance) *MIGInstance {
 func createCompute(d gonvml.Device, before MIGGPU, a MIGAct) (MIGOutcome, error) {
 	i := find(before.Instances, a.Instance)
 	if i == nil {
-		return MIGOutcome{}, failed(gonvml.ERROR_NOT_FOUND, "GPU instance %d of %s", a.Instance.ID, a.UUID)
+		return MIGOutcome{Stale: true}, nil
 	}
 	have := 0
 	for _, c := range i.Compute {

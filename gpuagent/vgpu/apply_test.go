@@ -113,14 +113,14 @@ func TestWhatAVirtualMachineUsesIsNeitherReleasedNorReplaced(t *testing.T) {
 	t.Run("vendor VFIO: never written to", func(t *testing.T) {
 		k, _ := newKernel(t, Vendor, 4)
 		apply(t, k, map[string]int{"H100-20C": 2}, node)
-		k.attach(900, k.vf(0), k.group(k.vf(0)))
+		k.attach(900, k.vf(1), k.group(k.vf(1)))
 		k.writes = nil
 		_, err := k.applier().Apply(t.Context(), entry(map[string]int{"H100-40C": 1}), node)
 		require.Equal(t, setup.Wait, setup.ClassOf(err), "%v", err)
 		require.Empty(t, k.writes)
 
 		r := apply(t, k, map[string]int{"H100-20C": 1}, node)
-		require.Equal(t, []string{"release H100-20C on " + k.vf(1)}, done(r), "of equals the idle one goes")
+		require.Equal(t, []string{"release H100-20C on " + k.vf(0)}, done(r), "of equals the idle one goes")
 	})
 	t.Run("vendor VFIO by character device", func(t *testing.T) {
 		k, _ := newKernel(t, Vendor, 4)
@@ -149,6 +149,16 @@ func TestWhatAVirtualMachineUsesIsNeitherReleasedNorReplaced(t *testing.T) {
 		delete(k.open, r.Devices[0].UUID)
 		require.Empty(t, apply(t, k, map[string]int{}, node).Devices)
 	})
+}
+
+func TestOfEqualDevicesTheOneThatRefitMadeStays(t *testing.T) {
+	k, _ := newKernel(t, MDev, 4)
+	require.NoError(t, k.EnableVFs(t.Context(), k.pci))
+	const foreign = "11111111-1111-4111-8111-111111111111"
+	require.NoError(t, k.create(k.vf(0), foreign, 1002))
+	require.NoError(t, k.create(k.vf(1), ID("gpu-1", k.pci, "H100-20C", 0), 1002))
+	r := apply(t, k, map[string]int{"H100-20C": 1}, node)
+	require.Equal(t, []string{"release H100-20C " + foreign + " on " + k.vf(0)}, done(r))
 }
 
 func TestProtectedOnesStay(t *testing.T) {

@@ -41,6 +41,11 @@ func TestAMachineStartedBetweenThePlanAndTheReleaseKeepsItsGPU(t *testing.T) {
 	require.Equal(t, "1002", k.holds(k.vf(0)))
 
 	k.detach(4711, k.vf(0))
+	require.NoError(t, os.RemoveAll(k.path("proc")))
+	require.ErrorIs(t, Sysfs{k.root}.SetVF(t.Context(), k.vf(0), freeVF, "1002"), syscall.EACCES, "who can't see has not seen that it is free")
+	require.Equal(t, "1002", k.holds(k.vf(0)))
+
+	require.NoError(t, os.MkdirAll(k.path("proc"), 0o755))
 	require.NoError(t, Sysfs{k.root}.SetVF(t.Context(), k.vf(0), freeVF, "1002"))
 	// A plain file keeps the rest of what stood there.
 	require.True(t, strings.HasPrefix(k.holds(k.vf(0)), freeVF), "once nobody has it open it is released")

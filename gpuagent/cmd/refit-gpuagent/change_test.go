@@ -65,6 +65,17 @@ func TestTypesThatLiveInMIGInstancesAreMadeOnceThoseAreThere(t *testing.T) {
 	s.proof(t)
 }
 
+func TestNoTypeIsMadeOnAGPUThatWaitsForItsReset(t *testing.T) {
+	s := migBackedScene(t)
+	require.NoError(t, s.gpus.Set("gpu.0.mig.needs.reset", "1"))
+	r := prepared(t, s.req)
+	require.Len(t, r.Actions, 1)
+	require.Len(t, r.Needs, 1)
+	require.Equal(t, gpu.NeedsReset, r.Needs[0].Kind)
+	require.NoError(t, s.gpus.ResetGPU(0))
+	s.finish(t)
+}
+
 // changing are the scenes with how many calls of NVML change something in each.
 // The other layout of MIG loses GPU instance 1 with its compute instance.
 var changing = map[string]int{"MIG from nothing": 9, "MIG from another layout": 9, "vGPU": 2, "vGPU in MIG": 5}
