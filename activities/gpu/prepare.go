@@ -92,13 +92,19 @@ type PrepareResult struct {
 	// Notes say what was left alone, and why.
 	Notes []string `json:"notes,omitempty"`
 	// Resumed: an attempt of this request before this one was cut off and may
-	// have changed MIG; its steps are not among Actions.
+	// have changed the host; its steps are not among Actions.
 	Resumed bool `json:"resumed,omitempty"`
 }
 
 // MIGReadings are the rows of a baseline that a change of the MIG set-up
 // changes with it.
-var MIGReadings = []string{"MIG mode", "MIG layout", "row remap", "row remap reserve", "memory total", "P2P"}
+//
+// The NVLinks are among them: those of an A100 on a baseboard are off while it is
+// in MIG mode (NVIDIA Fabric Manager, "Interoperability with MIG").
+var MIGReadings = []string{
+	"MIG mode", "MIG layout", "row remap", "row remap reserve", "memory total", "P2P",
+	"NVLink up", "NVLink speed", "NVLink errors", "NVLink 5 errors",
+}
 
 // WithoutMIG is the baseline for a host whose MIG set-up was changed on
 // purpose: what a change of it changes is not compared.
@@ -115,7 +121,11 @@ func (b Baseline) WithoutMIG() Baseline {
 	return b
 }
 
-// ChangedMIG reports whether the set-up changed modes or instances, or may have.
+// Begun reports whether the set-up touched the host, or may have.
+func (r PrepareResult) Begun() bool { return r.Resumed || len(r.Actions)+len(r.Needs) > 0 }
+
+// ChangedMIG reports whether the set-up changed MIG modes or instances, or may
+// have, where its request declares MIG.
 func (r PrepareResult) ChangedMIG() bool {
 	return r.Resumed || slices.ContainsFunc(r.Actions, func(a Action) bool { return a.System == "mig" })
 }

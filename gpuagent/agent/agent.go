@@ -112,7 +112,7 @@ func (a *Agent) Record(ctx context.Context, req gpu.BaselineRequest) (gpu.Baseli
 	}
 	defer release()
 	until := time.Now().Add(readLimit)
-	s, err := settled(ctx, func() (limit, more time.Duration) { return time.Until(until), time.Until(until) / 2 }, func(string) {})
+	s, err := settled(ctx, func() (limit, more time.Duration) { return time.Until(until), time.Until(until) - readLimit/2 }, func(string) {})
 	if ctx.Err() != nil {
 		return gpu.Baseline{}, context.Cause(ctx)
 	}

@@ -35,7 +35,7 @@ func NewPreparer(node, root string) *Preparer {
 func (p *Preparer) Prepare(ctx context.Context, req gpu.PrepareRequest, step func(string)) (gpu.PrepareResult, error) {
 	begun := false
 	out, err := p.prepare(ctx, req, func(what string) { begun = true; step(what) })
-	out.Resumed = req.MIG != nil && again(ctx)
+	out.Resumed = again(ctx)
 	return out, asSetUpError(ctx, err, begun)
 }
 

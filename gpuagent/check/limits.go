@@ -146,7 +146,11 @@ func powerLimit(c *cell) {
 		return
 	}
 	const hint = "a reload of the driver resets it: set it again (nvidia-smi -pl)"
-	found, _ := powerLimitReading(c.d)
+	found := watts(limit)
+	if known && enforced < limit {
+		found += ", " + watts(enforced) + " in force"
+	}
+	reading, _ := powerLimitReading(c.d)
 	bounds, want := c.d.Power.Bounds, c.in.Expect.PowerLimitWatts
 	declared := fmt.Sprintf("%g W", want)
 	switch {
@@ -156,7 +160,7 @@ func powerLimit(c *cell) {
 		c.fail(gpu.Warn, declared, found, hint)
 	case want > 0 && known && enforced < limit:
 		c.fail(gpu.Warn, declared+" in force", found, "something beside the driver holds the GPU below its limit (the board's controller, out of band): look there")
-	case want == 0 && c.hasBase && c.base != found:
+	case want == 0 && c.hasBase && c.base != reading:
 		c.fail(gpu.Warn, c.base+", as in the baseline", found, hint)
 	case bounds.OK() && c.d.Power.Default.OK():
 		c.pass("%s; %s by default, %s to %s can be set", found, watts(c.d.Power.Default.Value), watts(bounds.Value.Least), watts(bounds.Value.Most))
@@ -169,12 +173,12 @@ const partEnforced = "limit in force"
 
 func watts(milli uint64) string { return fmt.Sprintf("%g W", float64(milli)/1000) }
 
-// powerLimitReading is the limit that is set, with the one in force where
-// another limiter is lower.
+// powerLimitReading is the limit that is set, and whether another limiter holds
+// the GPU below it: how far may change from one moment to the next.
 func powerLimitReading(d *nvml.Device) (string, bool) {
 	found, ok := text(d.PowerLimit, watts)
 	if e := d.Power.Enforced; ok && e.OK() && e.Value < d.PowerLimit.Value {
-		found += ", " + watts(e.Value) + " in force"
+		found += ", less in force"
 	}
 	return found, ok
 }

@@ -41,6 +41,8 @@ func nvlinkUp(c *cell) {
 	switch {
 	case declared > 0 && int(n) != declared:
 		c.fail(gpu.Fatal, fmt.Sprintf("%d links", declared), fmt.Sprintf("%d links", n), "the GPU shows another number of links: check the baseboard")
+	case c.d.MIGOn() && n > 0 && len(down) == int(n) && (!c.hasBase || c.base == found):
+		c.skip("in MIG mode no link is on, as of an A100 on a baseboard")
 	case declared == 0 && n > 0 && len(down) == int(n) && (!c.hasBase || c.base == found):
 		// As on a PCIe card without a bridge.
 		c.skip("no link is connected, and none is declared")
@@ -93,12 +95,14 @@ func nvlinkSpeed(c *cell) {
 	c.equalBase(gpu.Warn, speeds(c.d), "links trained at another speed: check the baseboard and the fabric manager")
 }
 
-// hasLinks records a skip on a GPU without NVLink.
+// hasLinks records a skip on a GPU without an NVLink that may be up: a driver
+// tells nothing of links that lead nowhere.
 func (c *cell) hasLinks() bool {
-	if len(c.d.Links) == 0 {
-		c.skip("no NVLink")
+	has := slices.ContainsFunc(c.d.Links, func(l nvml.Link) bool { return !l.Up.OK() || l.Up.Value })
+	if !has {
+		c.skip("no NVLink is up")
 	}
-	return len(c.d.Links) > 0
+	return has
 }
 
 // speeds writes each speed that a link has once: links of a healthy GPU have

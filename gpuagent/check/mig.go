@@ -98,11 +98,20 @@ func countInstances(instances nvml.Instances) string {
 	return counts(n)
 }
 
-func counts(n map[string]int) string {
+// A whole instance may be written with its compute part: 3c.3g.40gb is 3g.40gb.
+func counts(declared map[string]int) string {
+	n := map[string]int{}
+	for name, count := range declared {
+		name = strings.TrimPrefix(name, "MIG ")
+		if part, whole, ok := strings.Cut(name, "c."); ok && strings.HasPrefix(whole, part+"g.") {
+			name = whole
+		}
+		n[name] += count
+	}
 	var words []string
 	for _, profile := range slices.Sorted(maps.Keys(n)) {
 		if n[profile] > 0 {
-			words = append(words, fmt.Sprintf("%dx %s", n[profile], strings.TrimPrefix(profile, "MIG ")))
+			words = append(words, fmt.Sprintf("%dx %s", n[profile], profile))
 		}
 	}
 	return list(words)

@@ -150,3 +150,30 @@ func TestMIGWithoutInstancesIsNoFailureOfTheProbe(t *testing.T) {
 	require.Empty(t, failed(checks))
 	require.Equal(t, pass, gpu.VerdictOf(checks, 0))
 }
+
+// The NVLinks of an A100 on a baseboard are off while it is in MIG mode.
+func TestLinksThatMIGModeSwitchesOffAreNoFault(t *testing.T) {
+	in := healthy()
+	d := &in.NVML.Devices[0]
+	unplug(d)
+	d.MIGMode = is(nvml.Pair{Current: 1, Other: 1})
+	up := func() string {
+		for _, c := range Evaluate(*in) {
+			if c.Name == "NVLink up" && c.Device == d.UUID.Value {
+				return string(c.Severity) + c.Skipped
+			}
+		}
+		return "no row"
+	}
+	require.Contains(t, up(), string(gpu.Fatal), "some were up in this mode before")
+	without := in.Baseline.WithoutMIG()
+	in.Baseline = &without
+	require.Contains(t, up(), "in MIG mode no link is on")
+	in.Baseline = nil
+	require.Contains(t, up(), "in MIG mode no link is on", "declared or not")
+}
+
+func TestADeclaredInstanceMayBeWrittenWithItsComputePart(t *testing.T) {
+	require.Equal(t, counts(map[string]int{"3g.40gb": 2, "1c.3g.40gb": 1}), counts(map[string]int{"3c.3g.40gb": 1, "MIG 3g.40gb": 1, "1c.3g.40gb": 1}))
+	require.Equal(t, "1x 7g.80gb", counts(map[string]int{"7c.7g.80gb": 1}))
+}

@@ -1,6 +1,7 @@
 package gpunode
 
 import (
+	"errors"
 	"fmt"
 
 	"go.temporal.io/sdk/workflow"
@@ -15,27 +16,26 @@ import (
 // GiveBack gives foreign automation a node back that a GPUNode kept it off and was
 // ended by force before it could. A node that another run works on now is left
 // to that run. A cordon of the ended run stays, with a warning: nothing proves
-// the set-up of the host.
+// the set-up of the host. The target was identified before; the Lease is given
+// back however it ends, so that a GPUNode of the host can still have it.
 func GiveBack(ctx workflow.Context, s *stage.Scope, target kube.Target, name string) error {
-	l, err := release.Take(ctx, s, scope(target, name))
+	l, err := release.Acquire(ctx, s, scope(target, name))
 	if err != nil || l.Refused != nil {
 		return err
 	}
 	cluster := target.Cluster
 	var out node.Result
-	if err := release.Do(ctx, s, cluster, node.GiveBackActivity, "give foreign automation back "+name, callLimit,
-		request(l.Scope, name, "", l.Holder), &out); err != nil {
-		return err
-	}
+	err = release.Do(ctx, s, cluster, node.GiveBackActivity, "give foreign automation back "+name, callLimit,
+		request(l.Scope, name, "", l.Holder), &out)
 	if out.Changed {
 		s.Run().Warn(fmt.Sprintf("Node %s: label %s is as it was before a run that was ended by force (%s)", name, node.ManagedLabel, out.Before))
 	}
 	if out.Inherited {
 		s.Run().Warn(cordonStays(name))
 	}
-	return release.Do(ctx, s, cluster, lease.ReleaseActivity, "give the Lease of "+l.Scope.Release.Name+" back", callLimit, lease.ReleaseRequest{
+	return errors.Join(err, release.Do(ctx, s, cluster, lease.ReleaseActivity, "give the Lease of "+l.Scope.Release.Name+" back", callLimit, lease.ReleaseRequest{
 		Target: l.Scope.Target, Namespace: l.Scope.Release.Namespace, Release: l.Scope.Release.Name, Holder: l.Holder,
-	}, nil)
+	}, nil))
 }
 
 // cordonStays is what a person reads of a cordon that is left on purpose.

@@ -30,6 +30,9 @@ const (
 	busyLimit = 15 * time.Minute
 	// lookAgain is when a host that was taken is asked again.
 	lookAgain = time.Minute
+	// A run of a rollout asks for so long, and so often.
+	unattendedPatience = 2 * time.Minute
+	unattendedAgain    = 30 * time.Second
 	// slack lets the agent's own deadline come first, with its reason.
 	slack = 30 * time.Second
 	// leaseNamespace holds the Lease of the node: a node has no namespace of
@@ -173,9 +176,9 @@ func (r *run) ask(ctx workflow.Context, s *stage.Scope, name, summary string, li
 	retries := &temporal.RetryPolicy{
 		InitialInterval: 2 * time.Second, BackoffCoefficient: 2, MaximumInterval: 10 * time.Second, MaximumAttempts: 5,
 	}
-	if name == gpu.PrepareActivity && !r.in.Unattended {
+	if name == gpu.PrepareActivity {
 		// A second attempt does not know what the first has done, so one that was
-		// refused is asked again by patient alone, where that may wait.
+		// refused is asked again by patient alone.
 		retries.NonRetryableErrorTypes = []string{string(finding.Wait)}
 	}
 	ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{
@@ -199,17 +202,21 @@ func (r *run) boot(ctx workflow.Context, s *stage.Scope) (string, error) {
 
 // patient does again what found the host taken, until limit has passed: a GPU
 // in use, an agent that is at work, a Node object of the boot before. Pause and
-// abort take effect in between. Nobody waits for a run of a rollout, whose host
-// has its turn in a window.
+// abort take effect in between. A run of a rollout waits two minutes, because
+// its host has its turn in a window.
 func (r *run) patient(ctx workflow.Context, s *stage.Scope, limit time.Duration, do func() error) error {
+	again := lookAgain
+	if r.in.Unattended {
+		limit, again = min(limit, unattendedPatience), unattendedAgain
+	}
 	until := workflow.Now(ctx).Add(limit)
 	for {
 		err := do()
 		f, class, ok := finding.Of(err)
-		if !ok || class != finding.Wait || r.in.Unattended || !workflow.Now(ctx).Add(lookAgain).Before(until) {
+		if !ok || class != finding.Wait || !workflow.Now(ctx).Add(again).Before(until) {
 			return err
 		}
-		if err := s.Sleep(ctx, lookAgain, fmt.Sprintf("%s: %s; waiting", f.Object, f.Found)); err != nil {
+		if err := s.Sleep(ctx, again, fmt.Sprintf("%s: %s; waiting", f.Object, f.Found)); err != nil {
 			return err
 		}
 	}

@@ -180,8 +180,11 @@ func (r *run) setUp(ctx workflow.Context, s *stage.Scope) error {
 		r.begun, r.changedMIG = true, r.changedMIG || r.in.Prepare.MIG != nil
 		return err
 	}
-	r.begun = r.begun || len(out.Actions)+len(out.Needs) > 0
-	r.changedMIG = r.changedMIG || out.ChangedMIG()
+	r.begun = r.begun || out.Begun()
+	r.changedMIG = r.changedMIG || r.in.Prepare.MIG != nil && out.ChangedMIG()
+	for _, note := range out.Notes {
+		r.Warn(fmt.Sprintf("Node %s: %s", r.in.Node, note))
+	}
 	if before := r.out.Prepared; before != nil {
 		out.Actions = append(before.Actions, out.Actions...)
 	}

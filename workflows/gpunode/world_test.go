@@ -33,6 +33,8 @@ type host struct {
 	silentPlan      bool // nobody polls when the plan is asked for
 	busy            bool // refused before the first step
 	breaks          bool // fails in the middle of the set-up
+	resumed         bool // an earlier attempt of the set-up did it all, and its reply was lost
+	mute            bool // no verdict comes
 	taken           int  // so many set-ups find another request at work
 	inherited       bool // the cordon is that of an earlier run
 	needs           []gpu.Need
@@ -140,6 +142,9 @@ func (h *host) prepare(ctx context.Context, r gpu.PrepareRequest) (gpu.PrepareRe
 		return gpu.PrepareResult{}, err
 	}
 	out := gpu.PrepareResult{Node: r.Node}
+	if h.resumed && !r.PlanOnly {
+		out.Resumed, h.layout = true, true
+	}
 	if h.busy {
 		f := finding.Finding{Object: "GPU GPU-1", Found: "2 clients"}
 		return out, temporal.NewApplicationErrorWithOptions(f.String(), string(finding.Wait), temporal.ApplicationErrorOptions{
@@ -179,6 +184,9 @@ func (h *host) validate(_ context.Context, r gpu.ValidateRequest) (gpu.Result, e
 	defer h.mu.Unlock()
 	if err := h.own(r.NodeBootID); err != nil {
 		return gpu.Result{}, err
+	}
+	if h.mute {
+		return gpu.Result{}, finding.Finding{Object: "node gpu-1", Found: "the reading broke off"}.Error(finding.Stop)
 	}
 	h.say("validate")
 	h.validated = append(h.validated, r)

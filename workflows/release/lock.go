@@ -26,6 +26,8 @@ type Lock struct {
 	Holder string
 	// Refused closes the run as Locked: another run holds the Lease.
 	Refused error
+	// TookOverFrom is the closed run that still had the Lease.
+	TookOverFrom string
 }
 
 // Identify proves which cluster the scope's name stands for.
@@ -41,17 +43,27 @@ func Identify(ctx workflow.Context, s *stage.Scope, scope tensorfusion.Scope) (t
 	return scope, nil
 }
 
-// Take identifies the cluster and takes the release's Lease. A Lease in
-// another run's hand is no failure to park on, because waiting behind it would
-// be a surprise: it is told in Refused.
+// Take identifies the cluster and takes the release's Lease for the run's whole
+// life.
 func Take(ctx workflow.Context, s *stage.Scope, scope tensorfusion.Scope) (Lock, error) {
 	scope, err := Identify(ctx, s, scope)
 	if err != nil {
 		return Lock{}, err
 	}
+	l, err := Acquire(ctx, s, scope)
+	if l.TookOverFrom != "" {
+		s.Run().Warn("Took the Lease over from " + l.TookOverFrom + ", which is closed: what it left is found and finished by the stages that follow.")
+	}
+	return l, err
+}
+
+// Acquire takes the Lease in a cluster that was identified before. A Lease in
+// another run's hand is no failure to park on, because waiting behind it would
+// be a surprise: it is told in Refused.
+func Acquire(ctx workflow.Context, s *stage.Scope, scope tensorfusion.Scope) (Lock, error) {
 	name := scope.Release.Name
 	var got lease.AcquireResult
-	err = Do(ctx, s, scope.Target.Cluster, lease.AcquireActivity, "take the Lease of "+name, callLimit,
+	err := Do(ctx, s, scope.Target.Cluster, lease.AcquireActivity, "take the Lease of "+name, callLimit,
 		lease.AcquireRequest{Target: scope.Target, Namespace: scope.Release.Namespace, Release: name}, &got)
 	var app *temporal.ApplicationError
 	if errors.As(err, &app) && app.Type() == protocol.Locked {
@@ -64,10 +76,9 @@ func Take(ctx workflow.Context, s *stage.Scope, scope tensorfusion.Scope) (Lock,
 	s.Note("cluster %s (uid %s), Lease refit-%s taken", scope.Target.Cluster, scope.Target.UID, name)
 	if got.TookOverFrom != "" {
 		s.Note("Lease refit-%s taken over from the closed run %s", name, got.TookOverFrom)
-		s.Run().Warn("Took the Lease over from " + got.TookOverFrom + ", which is closed: what it left is found and finished by the stages that follow.")
 	}
 	scope.Holder = got.Holder
-	return Lock{Scope: scope, Holder: got.Holder}, nil
+	return Lock{Scope: scope, Holder: got.Holder, TookOverFrom: got.TookOverFrom}, nil
 }
 
 // GiveBack gives the Lease back at the run's end. A failure is listed among

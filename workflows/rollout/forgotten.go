@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,12 +25,11 @@ func (h *hypervisors) remind(ctx workflow.Context) error {
 		Purpose: fmt.Sprintf("give foreign automation %s back that a run which was ended has kept it off", hosts(len(names))),
 		Mutates: true, Skippable: true,
 		Do: func(ctx workflow.Context, s *stage.Scope) error {
+			var failed error
 			for _, name := range names {
-				if err := gpunode.GiveBack(ctx, s, h.in.Scope.Target, name); err != nil {
-					return err
-				}
+				failed = errors.Join(failed, gpunode.GiveBack(ctx, s, h.in.Scope.Target, name))
 			}
-			return nil
+			return failed
 		},
 	})
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
@@ -44,4 +46,27 @@ func TestARolloutGivesForeignAutomationBackWhatAnEndedRunKeptItOff(t *testing.T)
 
 	again := newHarness(t, newCluster(t, 1)).run(input(plan.Strategy{Gates: plan.GateNone}))
 	require.NotContains(t, names(again.Stages), "rollout.hypervisor.shared.give-back", "nothing was forgotten")
+}
+
+func TestANodeThatCanNotBeGivenBackHoldsNoOtherUp(t *testing.T) {
+	n := newNodes(t, 2)
+	n.kept["gpu-1"], n.kept["gpu-2"] = true, true
+	h := newHarness(t, n.cluster, map[string]any{
+		"lease.Acquire": n.acquire,
+		node.GiveBackActivity: func(_ context.Context, r node.Request) (node.Result, error) {
+			if r.Node == "gpu-1" {
+				return node.Result{}, finding.Finding{Object: "node gpu-1", Found: "the API server refuses it"}.Error(finding.Stop)
+			}
+			n.do(func() { delete(n.kept, r.Node) })
+			return node.Result{Changed: true, Before: "true"}, nil
+		},
+	})
+	h.at(time.Hour, func() {
+		w := h.waits(protocol.WaitParked, "rollout.hypervisor.shared.give-back")
+		require.Contains(t, w.Found, "the API server refuses it")
+		require.Equal(t, map[string]bool{"gpu-1": true}, n.kept)
+		require.Equal(t, 2, strings.Count(strings.Join(n.log, "\n"), "lease given back"), "a GPUNode of the host can still have it")
+		h.signal(protocol.Skip, protocol.Answer{})
+	})
+	require.Equal(t, protocol.OutcomeDone, h.run(input(plan.Strategy{Gates: plan.GateNone})).Outcome)
 }

@@ -29,6 +29,8 @@ const (
 	// baselineLimit is generous: NVML answers within seconds, a driver that is
 	// initialising within half a minute.
 	baselineLimit = time.Minute
+	// agentSlack lets the agent's own deadline come first, with its reason.
+	agentSlack = 30 * time.Second
 	// replaceSlack is what listing and watching take beside the hosts' own
 	// deadline.
 	replaceSlack = 2 * time.Minute
@@ -112,7 +114,7 @@ func (s *shard) baseline(ctx workflow.Context) {
 		if s.rows[i].Outcome != "" {
 			continue
 		}
-		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "baseline of "+h.Name, baselineLimit),
+		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "baseline of "+h.Name, baselineLimit+agentSlack),
 			gpu.BaselineActivity, gpu.BaselineRequest{Node: h.Name, NodeBootID: s.boots[i]})
 	}
 	for i, h := range s.in.Hosts {
@@ -193,7 +195,7 @@ func (s *shard) validate(ctx workflow.Context) {
 		if s.rows[i].Outcome == tensorfusion.OutcomeFailed {
 			continue
 		}
-		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "validate "+h.Name, limit+30*time.Second),
+		futures[i] = workflow.ExecuteActivity(s.agent(ctx, h.Name, "validate "+h.Name, limit+agentSlack),
 			gpu.ValidateActivity, gpu.ValidateRequest{
 				Node: h.Name, NodeBootID: s.boots[i], Level: s.in.Level, Baseline: s.baselines[i], Expect: expect(h.Name), Deadline: limit,
 			})
