@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -128,7 +129,7 @@ func TestRecovery(t *testing.T) {
 		for _, c := range []struct{ name, fault, found string }{
 			{"complete without a verdict", "canary-verdict missing", "no termination message"},
 			{"a wrong result", "canary-verdict wrong", "CUDA call: kernel result 42"},
-			{"a memory limit that does not hold", "limit-not-enforced", "memory limit: an allocation above the vram limit fails"},
+			{"a memory limit that does not hold", "limit-not-enforced", "vGPU limit: an allocation above the vram limit fails"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				w.fault(strings.Fields(c.fault)...)
@@ -156,6 +157,12 @@ func TestRecovery(t *testing.T) {
 	assert.Equal(t, newImage, r.After["hypervisor"])
 	assert.Equal(t, protocol.Progress{Done: 4, Total: 4}, r.Progress)
 	assert.Len(t, r.Ignored, 2)
+	assert.Len(t, r.Probes, 2, "the last answer of each pool's canary Job")
+	for _, p := range r.Probes {
+		assert.Equal(t, gpu.Pass, p.Result.Verdict)
+		assert.Equal(t, p.Node, p.Result.Node)
+		assert.NotEmpty(t, p.Result.Proofs)
+	}
 	assert.Equal(t, 4, o.deletions(), "every node exactly once")
 	assert.Empty(t, o.violations(append(turns(r), ours)))
 	w.replay(run)
