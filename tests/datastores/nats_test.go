@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
@@ -38,7 +39,9 @@ func TestNATS(t *testing.T) {
 		{"a drain outlives the worker that waits for it", (*world).natsDrainOutlivesTheWorker},
 		{"a queue that a restart empties while it is waited for is lost, not drained", (*world).natsLosesWhatItHeld},
 		{"streams are raised while services publish and the worker is killed", (*world).natsReplicas},
+		{"a server that goes down between two streams holds the next one up", (*world).natsServerDownInTheRaise},
 		{"a server that goes down while replicas settle holds the run up", (*world).natsServerDown},
+		{"a replica that flaps begins the wait anew", (*world).natsReplicaFlaps},
 		{"a roll is checked against the streams before it", (*world).natsRoll},
 		{"every account is logged in to by its own credentials", (*world).natsAccounts},
 	} {
@@ -187,6 +190,64 @@ func (w *world) natsReplicas() {
 	w.Result(run, &got)
 	require.Equal(w.t, protocol.OutcomeNoChange, got.Outcome)
 	s.drop("requests", "events", "icms")
+}
+
+func (w *world) natsServerDownInTheRaise() {
+	s := w.service(w.byKey())
+	names := []string{"s1", "s2", "s3", "s4", "s5"} // raised in this order
+	for _, name := range names {
+		s.stream(jetstream.StreamConfig{Name: name})
+		s.publish(name, 2)
+	}
+	last := names[len(names)-1]
+	holder := s.info(last).Cluster.Leader
+	down := "nats-0"
+	if holder == down {
+		down = "nats-1"
+	}
+	run := w.Start(replicasPlan, []string{"limit=10s"}, "--id", "replicas-half")
+	w.at(run, "raise")
+	w.Answer(protocol.Pause, run)
+	w.Until(run, "a pause between two streams", patience, func(s protocol.Status) bool {
+		return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitPaused && s.WaitingFor.Stage == "raise"
+	})
+	back := w.keepDown(natsSystem, down)
+	w.Answer(protocol.Resume, run)
+	w.parks(run, "N125: NATS server "+down)
+	require.Equal(w.t, 1, s.info(last).Config.Replicas, "nothing is raised while a server is away")
+	back()
+	w.natsHealthy(down)
+	w.Answer(protocol.Retry, run)
+	var out raised
+	w.Result(run, &out)
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	require.Len(w.t, out.Raised, len(names))
+	for _, name := range names {
+		i := s.info(name)
+		require.Equal(w.t, 3, i.Config.Replicas, name)
+		require.EqualValues(w.t, 2, i.State.Msgs, name)
+	}
+	s.drop(names...)
+}
+
+func (w *world) natsReplicaFlaps() {
+	s := w.service(w.byKey())
+	s.stream(jetstream.StreamConfig{Name: "events", Storage: jetstream.MemoryStorage})
+	s.publish("events", 7)
+	run := w.Start(replicasPlan, []string{"limit=3m"}, "--id", "replicas-flap")
+	w.at(run, "settle")
+	follower := s.info("events").Cluster.Replicas[0].Name
+	former := w.deletePod(natsSystem, follower)
+	gone := time.Now()
+	w.replaced(natsSystem, follower, former)
+	var out raised
+	w.Result(run, &out)
+	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
+	settle := stageOf(out.Receipt, "settle")
+	require.Equal(w.t, 1, settle.Attempts, "it came back in time")
+	require.Greater(w.t, settle.Ended.Sub(gone), 10*time.Second, "what was calm before does not count")
+	require.EqualValues(w.t, 7, s.info("events").State.Msgs)
+	s.drop("events")
 }
 
 func (w *world) natsServerDown() {

@@ -54,7 +54,7 @@ type ReplicasInput struct {
 	// Leave names streams (ACCOUNT/STREAM) that are not touched.
 	Leave []string `json:"leave,omitempty"`
 	// Limit is how long the copies of one stream may take, and then all
-	// streams until they are steady (default 5 m).
+	// streams until their 10 s of calm begin (default 5 m).
 	Limit   window.Duration `json:"limit,omitempty"`
 	Windows []window.Spec   `json:"windows,omitempty"`
 	// PlanOnly stops once it is known which streams are to be raised.

@@ -116,7 +116,7 @@ func TestStreamsAreRaisedOneByOneAndAllAreProven(t *testing.T) {
 	var out ReplicasResult
 	newHarness(t, s).Run(protocol.NATSReplicas, replicas(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
-	require.Equal(t, []string{"lock", "list", "raise requests", "raise events", "settle 3", "unlock"}, s.log)
+	require.Equal(t, []string{"lock", "list", "raise requests", "raise events", "settle 3 for 5m10s", "unlock"}, s.log)
 	require.Len(t, out.Raised, 2)
 	require.Equal(t, 1, out.Raised[0].Replicas, "as it was before")
 	require.Equal(t, protocol.Progress{Done: 2, Total: 2}, out.Progress)
@@ -141,7 +141,7 @@ func TestASecondRunProvesAndChangesNothing(t *testing.T) {
 	var out ReplicasResult
 	newHarness(t, s).Run(protocol.NATSReplicas, replicas(), &out)
 	require.Equal(t, protocol.OutcomeNoChange, out.Outcome)
-	require.Equal(t, []string{"lock", "list", "settle 3", "unlock"}, s.log, "an earlier run may have ended before the proof")
+	require.Equal(t, []string{"lock", "list", "settle 3 for 5m10s", "unlock"}, s.log, "an earlier run may have ended before the proof")
 }
 
 func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T) {
@@ -170,7 +170,7 @@ func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T)
 	var out ReplicasResult
 	h.Run(protocol.NATSReplicas, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
-	require.Equal(t, []string{"lock", "list", "raise requests refused", "raise requests", "raise events", "settle 3", "settle 3", "unlock"}, s.log)
+	require.Equal(t, []string{"lock", "list", "raise requests refused", "raise requests", "raise events", "settle 3 for 5m10s", "settle 3 for 5m10s", "unlock"}, s.log)
 }
 
 func TestAMissingLoginParksBeforeAnythingIsRaised(t *testing.T) {

@@ -118,9 +118,11 @@ func (r *raise) settle(ctx workflow.Context, s *stage.Scope) error {
 		s.Note("there is no stream")
 		return nil
 	}
+	// The calm itself takes its time, however short the plan's limit.
+	limit := r.limit + window.Duration(acts.StableFor)
 	var got acts.SettleResult
-	err := r.Do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(streams)), r.limit,
-		acts.SettleRequest{Place: r.place(), Streams: streams, Limit: r.limit.D()}, &got)
+	err := r.Do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(streams)), limit,
+		acts.SettleRequest{Place: r.place(), Streams: streams, Limit: limit.D()}, &got)
 	if err != nil {
 		return err
 	}

@@ -135,7 +135,7 @@ func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult
 func (s *system) settle(_ context.Context, r acts.SettleRequest) (acts.SettleResult, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.say("settle %d", len(r.Streams))
+	s.say("settle %d for %s", len(r.Streams), r.Limit)
 	if s.flapping {
 		return acts.SettleResult{Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: "2 raised streams", Expected: "the same leaders for 10s", Found: "for 1.2s"}}}, nil
 	}

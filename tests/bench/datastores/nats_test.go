@@ -2,11 +2,13 @@ package datastores
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +23,11 @@ const (
 	natsSystem = "nats-system"
 	// natsMessages lie in the stream that is raised.
 	natsMessages = 500
+	// natsReplicas are those of every stream at the end.
+	natsReplicas = 3
+	// natsConfirmed is when a message without a reply counts as refused: an
+	// idle server replies in a few milliseconds.
+	natsConfirmed = 250 * time.Millisecond
 	// natsPatience is for what the servers do by themselves.
 	natsPatience = 3 * time.Minute
 )
@@ -40,7 +47,7 @@ func BenchmarkNATS(b *testing.B) {
 		n := newNATS(up(b, "nats"))
 		var script, refit, drainScript, drainRefit []cost
 		for i := range times {
-			script = append(script, n.measured(func() (wall, gates time.Duration) {
+			script = append(script, n.measured(func(*sightings) (wall, gates time.Duration) {
 				_, drained, err := n.guide("nats-drain.sh")
 				require.NoError(b, err)
 				drainScript = append(drainScript, cost{wall: drained.took()})
@@ -48,16 +55,11 @@ func BenchmarkNATS(b *testing.B) {
 				require.NoError(b, err)
 				return at.took(), 0
 			}))
-			refit = append(refit, n.measured(func() (wall, gates time.Duration) {
+			refit = append(refit, n.measured(func(raised *sightings) (wall, gates time.Duration) {
 				_, drained := n.refit("examples/nats-drain.yaml", fmt.Sprintf("drain-%d", i+1))
 				drainRefit = append(drainRefit, cost{wall: drained.took()})
 				run, at := n.refit("examples/nats-replicas.yaml", fmt.Sprintf("replicas-%d", i+1))
-				for _, a := range n.acts(run) {
-					if a.kind == "nats.Settle" { // the guide reads the configuration and no more
-						gates += a.took()
-					}
-				}
-				return at.took(), gates
+				return at.took(), natsGates(b, n.acts(run), raised)
 			}))
 			logf("NATS %d of %d: script %+v, Refit %+v", i+1, times, script[i], refit[i])
 		}
@@ -67,6 +69,70 @@ func BenchmarkNATS(b *testing.B) {
 		out.refused("writes", median(script).writes, median(refit).writes)
 		out.rows("at-end", median(script).left, median(refit).left)
 	}
+}
+
+// sightings are when a bystander first saw a stream configured for three
+// replicas: that is what the guide reads after an edit, and all it reads.
+type sightings struct {
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+func (s *sightings) look(q *queue) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for _, config := range natsStreams {
+		stream, err := q.js.Stream(ctx, config.Name)
+		if err != nil || stream.CachedInfo().Config.Replicas != natsReplicas {
+			continue
+		}
+		s.mu.Lock()
+		if s.at[config.Name].IsZero() {
+			s.at[config.Name] = time.Now()
+		}
+		s.mu.Unlock()
+	}
+}
+
+// natsGates is how long a run has gone on looking at streams when the guide's
+// own check had been passed: from there to the end of each raise, and the proof
+// that the copies stay.
+func natsGates(b testing.TB, acts []act, raised *sightings) (total time.Duration) {
+	b.Helper()
+	raised.mu.Lock()
+	defer raised.mu.Unlock()
+	found := 0
+	for _, a := range acts {
+		switch a.kind {
+		case "nats.Settle":
+			total += a.took()
+		case "nats.Raise":
+			var in struct {
+				Stream struct {
+					Name string `json:"name"`
+				} `json:"stream"`
+			}
+			require.NoError(b, json.Unmarshal(a.input, &in))
+			at := raised.at[in.Stream.Name]
+			require.WithinRange(b, at, a.from, a.to, "when %s was seen raised", in.Stream.Name)
+			total += a.to.Sub(at)
+			found++
+		}
+	}
+	require.Equal(b, len(natsStreams), found, "streams that the run has raised")
+	return total
+}
+
+func TestOnlyWhatTheGuideLacksIsAGateOfNATS(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	one := func(kind, input string, from, to int) act {
+		return act{span: span{at.Add(time.Duration(from) * time.Second), at.Add(time.Duration(to) * time.Second)}, kind: kind, input: json.RawMessage(input)}
+	}
+	got := natsGates(t, []act{
+		one("nats.List", "{}", 0, 5), one("nats.Raise", `{"stream":{"name":"events"}}`, 5, 10), one("nats.Raise", `{"stream":{"name":"requests"}}`, 10, 20),
+		one("nats.Settle", "{}", 20, 35), one("lease.Release", "{}", 35, 40),
+	}, &sightings{at: map[string]time.Time{"events": at.Add(6 * time.Second), "requests": at.Add(17 * time.Second)}})
+	require.Equal(t, (4+3+15)*time.Second, got)
 }
 
 // queue is the world with NATS and a client of it.
@@ -115,8 +181,9 @@ func (q *queue) try(what string, do func(ctx context.Context) error) {
 	require.NoError(q.b, err, "%s: %v", what, last)
 }
 
-// measured makes the streams anew and does the work while a client publishes.
-func (q *queue) measured(work func() (wall, gates time.Duration)) (c cost) {
+// measured makes the streams anew and does the work while a client publishes
+// and a bystander looks.
+func (q *queue) measured(work func(*sightings) (wall, gates time.Duration)) (c cost) {
 	q.b.Helper()
 	for _, config := range natsStreams {
 		q.try("make stream "+config.Name, func(ctx context.Context) error {
@@ -128,34 +195,69 @@ func (q *queue) measured(work func() (wall, gates time.Duration)) (c cost) {
 		})
 	}
 	publish := func(ctx context.Context, id string) error {
-		_, err := q.js.Publish(ctx, "events.x", []byte("an event"), jetstream.WithMsgID(id))
+		// The client's own second try would hide a refusal.
+		_, err := q.js.Publish(ctx, "events.x", []byte("an event"), jetstream.WithMsgID(id), jetstream.WithRetryAttempts(0))
 		return err
 	}
+	confirmed := map[string]bool{}
 	for i := range natsMessages {
-		q.try("publish", func(ctx context.Context) error { return publish(ctx, fmt.Sprintf("first-%d", i)) })
+		id := fmt.Sprintf("first-%d", i)
+		q.try("publish", func(ctx context.Context) error { return publish(ctx, id) })
+		confirmed[id] = true
 	}
-	accepted := natsMessages
 	var writes meter
-	end := always(50*time.Millisecond, func(n int) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		began := time.Now()
-		err := publish(ctx, fmt.Sprintf("then-%d", n))
-		writes.tried(began, time.Now(), err)
-		if err == nil {
-			accepted++
-		}
-	})
-	c.wall, c.gates = work()
-	end()
-	c.writes = writes.refused(time.Now())
-	q.try("count", func(ctx context.Context) error {
+	raised := &sightings{at: map[string]time.Time{}}
+	ends := []func(){
+		always(50*time.Millisecond, func(n int) {
+			ctx, cancel := context.WithTimeout(context.Background(), natsConfirmed)
+			defer cancel()
+			began, id := time.Now(), fmt.Sprintf("then-%d", n)
+			err := publish(ctx, id)
+			writes.tried(began, time.Now(), err)
+			if err == nil {
+				confirmed[id] = true
+			}
+		}),
+		always(20*time.Millisecond, func(int) { raised.look(q) }),
+	}
+	c.wall, c.gates = work(raised)
+	for _, end := range ends {
+		end()
+	}
+	require.Positive(q.b, writes.tries-writes.refusals, "the client has written: %s", writes.first)
+	c.writes, c.left = writes.refused(time.Now()), q.missing(confirmed)
+	return c
+}
+
+// missing counts the confirmed messages that the stream does not hold. Messages
+// that it took without a reply in time are beside them: a sum would hide what
+// is lost.
+func (q *queue) missing(confirmed map[string]bool) int {
+	q.b.Helper()
+	held := map[string]bool{}
+	q.try("read the messages", func(ctx context.Context) error {
 		stream, err := q.js.Stream(ctx, "events")
 		if err != nil {
 			return err
 		}
-		c.left = max(0, accepted-int(stream.CachedInfo().State.Msgs))
+		state := stream.CachedInfo().State
+		for seq := state.FirstSeq; seq <= state.LastSeq; seq++ {
+			message, err := stream.GetMsg(ctx, seq)
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			held[message.Header.Get(jetstream.MsgIDHeader)] = true
+		}
 		return nil
 	})
-	return c
+	missing := 0
+	for id := range confirmed {
+		if !held[id] {
+			missing++
+		}
+	}
+	return missing
 }

@@ -15,6 +15,7 @@ import (
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/testsuite"
+	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
 
 	"github.com/refit-run/refit/activities/kube"
@@ -45,6 +46,8 @@ func New(t *testing.T, release Release, workflows, activities map[string]any) *R
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
 	env.SetTestTimeout(time.Minute)
+	// A busy machine may leave a goroutine alone for the usual second.
+	env.SetWorkerOptions(worker.Options{DeadlockDetectionTimeout: time.Minute})
 	for name, fn := range workflows {
 		env.RegisterWorkflowWithOptions(fn, workflow.RegisterOptions{Name: name})
 	}

@@ -24,4 +24,3 @@ while read -r name replicas; do
   stream edit "$name" 3
   stream info "$name" | grep -qx 'Replicas: 3'
 done <<<"$report"
-stream report
