@@ -20,6 +20,7 @@ import (
 	"github.com/refit-run/refit/activities/node"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 )
 
@@ -210,9 +211,7 @@ type harness struct {
 }
 
 func newHarness(t *testing.T, h *host) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
+	env := workflowtest.Environment()
 	env.RegisterWorkflowWithOptions(GPUNode, workflow.RegisterOptions{Name: protocol.GPUNode})
 	for name, f := range map[string]any{
 		kube.IdentifyActivity: func(context.Context, kube.IdentifyRequest) (kube.IdentifyResult, error) {

@@ -25,6 +25,7 @@ import (
 	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout/plan"
 )
@@ -251,9 +252,7 @@ type harness struct {
 
 // more activities can only be given at the start.
 func newHarness(t *testing.T, c *cluster, more ...map[string]any) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
+	env := workflowtest.Environment()
 	env.SetStartTime(time.Date(2026, 11, 2, 8, 0, 0, 0, time.UTC))
 	h := &harness{TestWorkflowEnvironment: env, t: t, c: c}
 	env.RegisterWorkflowWithOptions(Rollout, workflow.RegisterOptions{Name: protocol.Rollout})

@@ -10,6 +10,7 @@ import (
 	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/workflow"
 
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
 )
@@ -31,10 +32,8 @@ type world struct {
 func newWorld(t *testing.T, o stage.Options, stages ...stage.Stage) *world {
 	w := &world{t: t, o: o, stages: func(*stage.Run) []stage.Stage { return stages }}
 	w.o.Kind, w.o.Cluster = "Toy", "east"
-	var suite testsuite.WorkflowTestSuite
-	w.env = suite.NewTestWorkflowEnvironment()
+	w.env = workflowtest.Environment()
 	w.env.SetStartTime(start)
-	w.env.SetTestTimeout(20 * time.Second)
 	w.env.SetStartWorkflowOptions(startOptions)
 	w.env.RegisterWorkflowWithOptions(w.toy, workflow.RegisterOptions{Name: "Toy"})
 	return w

@@ -22,6 +22,7 @@ import (
 	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
 )
@@ -203,9 +204,7 @@ type harness struct {
 }
 
 func newHarness(t *testing.T, i *installation) *harness {
-	var suite testsuite.WorkflowTestSuite
-	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(time.Minute)
+	env := workflowtest.Environment()
 	env.SetStartTime(time.Date(2026, 11, 2, 8, 0, 0, 0, time.UTC))
 	env.RegisterWorkflowWithOptions(Upgrade, workflow.RegisterOptions{Name: protocol.TensorFusionUpgrade})
 	env.RegisterWorkflowWithOptions(i.rollout, workflow.RegisterOptions{Name: protocol.Rollout})

@@ -1,5 +1,5 @@
-// Package workflowtest drives one run in Temporal's time-skipping environment
-// for the tests of the runs on datastores. It answers what every run asks
+// Package workflowtest holds Temporal's time-skipping environment as the tests of
+// workflows want it, and drives one run in it for those on datastores. It answers what every run asks
 // before its first stage; what a datastore answers is the test's. It must not
 // know any workflow.
 package workflowtest
@@ -41,13 +41,19 @@ type Release struct {
 	Say func(string)
 }
 
-// New registers workflows and activities under their names.
-func New(t *testing.T, release Release, workflows, activities map[string]any) *Run {
+// Environment is Temporal's for one test, with time for a busy machine: that may
+// leave a goroutine alone for the second after which a workflow counts as stuck.
+func Environment() *testsuite.TestWorkflowEnvironment {
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
 	env.SetTestTimeout(time.Minute)
-	// A busy machine may leave a goroutine alone for the usual second.
 	env.SetWorkerOptions(worker.Options{DeadlockDetectionTimeout: time.Minute})
+	return env
+}
+
+// New registers workflows and activities under their names.
+func New(t *testing.T, release Release, workflows, activities map[string]any) *Run {
+	env := Environment()
 	for name, fn := range workflows {
 		env.RegisterWorkflowWithOptions(fn, workflow.RegisterOptions{Name: name})
 	}
