@@ -100,7 +100,7 @@ test-datastores: world product try-cassandra $(BIN)/testreport ## the runs on da
 	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 60m -- ./tests/datastores
 
 test-long: world product $(CASSANDRA) $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
-	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e ./tests/datastores ./activities/cassandra
+	@REFIT_TEST_LONG=1 $(TEST_ENV) $(REPORT) $(E2E) -timeout 120m -- ./tests/e2e ./activities/cassandra
 
 # The tests mostly wait, so two of them share the cores. They run on real clocks
 # (a heartbeat may be 5 s late), so not more. A real controller listens on one
@@ -151,7 +151,7 @@ coverage-check: ## switch each check off and require that its test notices
 pictures: world product ## the documentation's pictures, from a real run
 	@tools/pictures.sh
 
-record-histories: world product ## real runs for tests/replay, recorded anew
+record-histories: world product $(CASSANDRA) ## real runs for tests/replay, recorded anew
 	@tools/record-histories.sh
 
 clean: ## what was built; the Go caches stay

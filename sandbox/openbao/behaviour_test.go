@@ -93,6 +93,28 @@ func TestStepDownIsCarriedOutLater(t *testing.T) {
 	require.Greater(t, taken, left)
 }
 
+// A member that stepped down may not be active for ten seconds, also where
+// nobody else can be.
+func TestAMemberThatSteppedDownHoldsOff(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, one, false)
+	alone := c.members[0]
+	c.run(alone, newer)
+	c.init()
+	c.unseal(alone)
+	c.eventually("it is active", func() error { _, err := c.active(); return err })
+	require.Equal(t, http.StatusNoContent, c.send(alone, http.MethodPut, "/v1/sys/step-down", nil).code)
+	c.eventually("nobody is active", func() error {
+		if _, err := c.active(); err == nil {
+			return errors.New("it is")
+		}
+		return nil
+	})
+	left := time.Now()
+	c.eventually("it is active again", func() error { _, err := c.active(); return err })
+	require.Greater(t, time.Since(left), 8*time.Second)
+}
+
 // A step-down that is sent to a standby deposes the active member; the header
 // that forbids the forwarding prevents it.
 func TestStepDownOfAStandbyDeposesTheActiveMember(t *testing.T) {

@@ -3,13 +3,16 @@ package datastores
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,8 +20,10 @@ import (
 
 	"github.com/gocql/gocql"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/remotecommand"
@@ -112,26 +117,6 @@ func (w *world) whole() {
 		require.NoError(w.t, w.asAdmin(0, "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = '"+keyspace+"'", &replication))
 		require.Equal(w.t, "3", replication["ncp"], keyspace)
 	}
-}
-
-// repairs counts the repairs of a keyspace by the members that ran them: the
-// node part of an ID is the member's.
-func (w *world) repairs(keyspace string) map[string]int {
-	w.t.Helper()
-	db, err := w.cql(0, "cassandra", w.password())
-	require.NoError(w.t, err)
-	defer db.Close()
-	out := map[string]int{}
-	rows := db.Query("SELECT parent_id, keyspace_name FROM system_distributed.parent_repair_history").Iter()
-	var id gocql.UUID
-	var of string
-	for rows.Scan(&id, &of) {
-		if of == keyspace {
-			out[fmt.Sprintf("%x", id.Node())]++
-		}
-	}
-	require.NoError(w.t, rows.Close())
-	return out
 }
 
 // nodetool runs in the member's own container.
@@ -234,7 +219,77 @@ func (w *world) readsOne(member, n int, password string, consistency gocql.Consi
 func (w *world) finish(run string, result any) {
 	w.t.Helper()
 	w.Until(run, "the end", ringLimit, func(s protocol.Status) bool {
-		return s.Phase == protocol.PhaseDone || s.Phase == protocol.PhaseAborted || s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked
+		return sandbox.Closed(s) || s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked
 	})
 	w.Result(run, result)
+}
+
+// ringParks waits until the run parks with these words.
+func (w *world) ringParks(run, found string) protocol.Waiting {
+	w.t.Helper()
+	s := w.Until(run, "parking with "+found, ringLimit, func(s protocol.Status) bool {
+		return s.WaitingFor != nil && s.WaitingFor.Kind == protocol.WaitParked && strings.Contains(s.WaitingFor.Found, found)
+	})
+	return *s.WaitingFor
+}
+
+// inZones gives every node a zone of its own.
+func (w *world) inZones() {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	nodes, err := w.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	require.NoError(w.t, err)
+	require.Greater(w.t, len(nodes.Items), 1)
+	for i, n := range nodes.Items {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"zone-%d"}}}`, corev1.LabelTopologyZone, i)
+		_, err := w.Kube.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		require.NoError(w.t, err)
+	}
+}
+
+func (w *world) statefulSet(namespace string) *appsv1.StatefulSet {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	set, err := w.Kube.AppsV1().StatefulSets(namespace).Get(ctx, "cassandra", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	return set
+}
+
+// harmless looks back: none of what Refit has done in the cluster was a cleanup,
+// a scale down or the end of a volume, and nobody who reads what is kept of the
+// runs learns the administrator's password.
+func (w *world) harmless(runs ...string) {
+	w.t.Helper()
+	log, err := os.ReadFile(w.Vars["REFIT_SANDBOX_AUDIT_LOG"])
+	require.NoError(w.t, err)
+	require.NotContains(w.t, string(log), url.QueryEscape(w.password()))
+	var tools []string
+	for line := range bytes.Lines(log[:bytes.LastIndexByte(log, '\n')+1]) {
+		var e struct {
+			Verb             string
+			RequestURI       string
+			ImpersonatedUser struct{ Username string }
+			ObjectRef        struct{ Resource, Subresource, Name string }
+		}
+		require.NoError(w.t, json.Unmarshal(line, &e))
+		if e.ImpersonatedUser.Username != shipped {
+			continue
+		}
+		if e.Verb == "delete" || e.Verb == "deletecollection" {
+			require.Equal(w.t, "leases", e.ObjectRef.Resource, "deleted %s", e.ObjectRef.Name)
+		}
+		at, err := url.Parse(e.RequestURI)
+		require.NoError(w.t, err)
+		if argv := at.Query()["command"]; len(argv) > 1 && argv[0] == "nodetool" {
+			tools = append(tools, argv[1])
+		}
+	}
+	slices.Sort(tools)
+	require.Equal(w.t, []string{"describecluster", "flush", "listsnapshots", "repair", "snapshot", "status", "tablestats"}, slices.Compact(tools))
+	require.Equal(w.t, int32(cassandraMembers), *w.statefulSet(cassandraSystem).Spec.Replicas)
+	for _, run := range runs {
+		w.secretly(run, w.password())
+	}
 }

@@ -1,7 +1,6 @@
 package datastores
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -34,14 +32,6 @@ const (
 	holdUnseal   = "hold-unseal"
 	openbaoFault = "faults.json"
 )
-
-// onlyLong skips what takes minutes, unless it is asked for.
-func onlyLong(t *testing.T, what string) {
-	t.Helper()
-	if os.Getenv("REFIT_TEST_LONG") == "" {
-		t.Skip(what + ": runs with REFIT_TEST_LONG=1 (make test-long)")
-	}
-}
 
 func openbaoPod(i int) string { return fmt.Sprintf("openbao-server-%d", i) }
 
@@ -70,11 +60,14 @@ func (w *world) hold(members ...string) (release func()) {
 	}
 }
 
+// real tells whether the members run real binaries.
+func real() bool { return os.Getenv("REFIT_TEST_BAO") != "" }
+
 // spoil makes a member do something wrong until mend is called. A real server
 // cannot be told to.
 func (w *world) spoil(member, what, how string) (mend func()) {
 	w.t.Helper()
-	if os.Getenv("REFIT_TEST_BAO") != "" {
+	if real() {
 		w.t.Skip("a real server has no faults to switch on")
 	}
 	path := filepath.Join(w.volume(member), openbaoFault)
@@ -93,12 +86,12 @@ type said struct {
 }
 
 // bao asks a member directly, as no product does; the reply may be of any code.
-func (w *world) bao(ctx context.Context, method, member, path, token string) (said, error) {
+func (w *world) bao(ctx context.Context, method, member, path, token, body string) (said, error) {
 	var s said
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return w.dial(ctx, openbaoSystem, member, 8200)
 	}}}
-	r, err := http.NewRequestWithContext(ctx, method, "http://"+member+path, bytes.NewReader(nil))
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+member+path, strings.NewReader(body))
 	if err != nil {
 		return s, err
 	}
@@ -121,7 +114,7 @@ func (w *world) bao(ctx context.Context, method, member, path, token string) (sa
 func (w *world) activeBao(ctx context.Context) (string, error) {
 	var found []string
 	for i := range openbaoMembers {
-		if s, err := w.bao(ctx, http.MethodGet, openbaoPod(i), "/v1/sys/leader", ""); err == nil && s.Self {
+		if s, err := w.bao(ctx, http.MethodGet, openbaoPod(i), "/v1/sys/leader", "", ""); err == nil && s.Self {
 			found = append(found, openbaoPod(i))
 		}
 	}
@@ -137,7 +130,7 @@ func (w *world) openbaoWhole() (active string) {
 	w.eventually("OpenBao is whole", func(ctx context.Context) (err error) {
 		leaders := map[string]bool{}
 		for i := range openbaoMembers {
-			s, err := w.bao(ctx, http.MethodGet, openbaoPod(i), "/v1/sys/leader", "")
+			s, err := w.bao(ctx, http.MethodGet, openbaoPod(i), "/v1/sys/leader", "", "")
 			if err != nil || s.Leader == "" {
 				return fmt.Errorf("%s follows nobody (%v)", openbaoPod(i), err)
 			}
@@ -152,12 +145,28 @@ func (w *world) openbaoWhole() (active string) {
 	return active
 }
 
-// rootToken is that of the chart's job.
-func (w *world) rootToken() string {
+// rootToken and unsealKey are those of the chart's job.
+func (w *world) rootToken() string { return w.secretValue("openbao-server-root-token", "root_token") }
+func (w *world) unsealKey() string { return w.secretValue("openbao-server-unseal", "unseal_key") }
+
+func (w *world) secretValue(name, key string) string {
 	w.t.Helper()
-	s, err := w.Kube.CoreV1().Secrets(openbaoSystem).Get(context.Background(), "openbao-server-root-token", metav1.GetOptions{})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s, err := w.Kube.CoreV1().Secrets(openbaoSystem).Get(ctx, name, metav1.GetOptions{})
 	require.NoError(w.t, err)
-	return string(s.Data["root_token"])
+	require.NotEmpty(w.t, s.Data[key], "%s of Secret %s", key, name)
+	return string(s.Data[key])
+}
+
+// standbys are the members but the active one, by name.
+func standbys(active string) (names []string) {
+	for i := range openbaoMembers {
+		if openbaoPod(i) != active {
+			names = append(names, openbaoPod(i))
+		}
+	}
+	return names
 }
 
 // openbaoTemplate is what the dependency stage does: it changes the template
@@ -188,15 +197,18 @@ func (w *world) openbaoUIDs() map[string]types.UID {
 type witness struct {
 	mu sync.Mutex
 	// worst is the largest number of members that were away at a time, who says
-	// which; actives are the active members in their order, with their
-	// versions; uids are the pods that each name has had.
+	// which; away are all that ever were; actives are the active members in
+	// their order, with their versions; uids are the pods that each name has had.
 	worst   int
 	who     []string
+	away    map[string]bool
 	actives []string
 	uids    map[string][]types.UID
 	looks   int
 	// order is what happened, as it was seen: "active NAME" and "new NAME".
 	order []string
+	// claims are the volume claims of the beginning.
+	claims map[string]types.UID
 
 	stop chan struct{}
 	done sync.WaitGroup
@@ -204,7 +216,8 @@ type witness struct {
 
 // watchBao begins to look; the test ends it.
 func (w *world) watchBao() *witness {
-	o := &witness{uids: map[string][]types.UID{}, stop: make(chan struct{})}
+	w.t.Helper()
+	o := &witness{away: map[string]bool{}, uids: map[string][]types.UID{}, claims: w.claims(openbaoSystem), stop: make(chan struct{})}
 	o.done.Go(func() {
 		every := time.NewTicker(100 * time.Millisecond)
 		defer every.Stop()
@@ -251,7 +264,7 @@ func (o *witness) look(w *world) {
 			if p, err := w.pod(openbaoSystem, name); err == nil {
 				s.uid = p.UID
 			}
-			status, err := w.bao(ctx, http.MethodGet, name, "/v1/sys/seal-status", "")
+			status, err := w.bao(ctx, http.MethodGet, name, "/v1/sys/seal-status", "", "")
 			var network net.Error
 			switch {
 			case err == nil:
@@ -262,7 +275,7 @@ func (o *witness) look(w *world) {
 			default:
 				s.away = true // it has no pod, or none with an address
 			}
-			if l, err := w.bao(ctx, http.MethodGet, name, "/v1/sys/leader", ""); err == nil && l.Self && status.Version != "" {
+			if l, err := w.bao(ctx, http.MethodGet, name, "/v1/sys/leader", "", ""); err == nil && l.Self && status.Version != "" {
 				s.active = name + " " + status.Version
 			}
 		})
@@ -276,6 +289,7 @@ func (o *witness) look(w *world) {
 		name := openbaoPod(i)
 		if s.away {
 			away = append(away, name)
+			o.away[name] = true
 		}
 		if s.active != "" {
 			actives = append(actives, s.active)
@@ -297,6 +311,13 @@ func (o *witness) look(w *world) {
 	}
 }
 
+// seenAway are the members that were away since the beginning, by name.
+func (o *witness) seenAway() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Sorted(maps.Keys(o.away))
+}
+
 // replacements is how often a member's pod has been replaced since the
 // beginning.
 func (o *witness) replacements() map[string]int {
@@ -309,9 +330,10 @@ func (o *witness) replacements() map[string]int {
 	return n
 }
 
-// judged ends the look and requires that never two members were away, and that
-// every member was replaced so often.
-func (o *witness) judged(t *testing.T, each int) {
+// judged ends the look and requires that never two members were away, that
+// every member was replaced so often, and that each has its volume still.
+func (o *witness) judged(w *world, each int) {
+	t := w.t
 	t.Helper()
 	o.end()
 	t.Logf("%d looks, at most %d away at a time (%v), active were %v", o.looks, o.worst, o.who, o.actives)
@@ -322,4 +344,6 @@ func (o *witness) judged(t *testing.T, each int) {
 	for name, n := range replaced {
 		require.Equal(t, each, n, "replacements of %s", name)
 	}
+	require.Len(t, o.claims, openbaoMembers)
+	require.Equal(t, o.claims, w.claims(openbaoSystem), "volume claims are never touched")
 }

@@ -8,11 +8,14 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.temporal.io/api/enums/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -122,6 +125,43 @@ func (w *world) keepDown(namespace, name string) (back func()) {
 		w.t.Helper()
 		w.cordon(false)
 		w.replaced(namespace, name, former)
+	}
+}
+
+// claims are the volume claims of a namespace.
+func (w *world) claims(namespace string) map[string]types.UID {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	list, err := w.Kube.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{})
+	require.NoError(w.t, err)
+	uids := map[string]types.UID{}
+	for _, c := range list.Items {
+		uids[c.Name] = c.UID
+	}
+	return uids
+}
+
+// secretly requires that neither the run's history nor the worker's log holds
+// one of the values. The events are searched as they are on the wire, where
+// payloads stand in plain; the CLI shows them in base64.
+func (w *world) secretly(run string, values ...string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	said, err := os.ReadFile(filepath.Join(w.Home, "worker.log"))
+	require.NoError(w.t, err)
+	events := w.Temporal.GetWorkflowHistory(ctx, run, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	for events.HasNext() {
+		event, err := events.Next()
+		require.NoError(w.t, err)
+		text, err := event.Marshal()
+		require.NoError(w.t, err)
+		said = append(said, text...)
+	}
+	require.Contains(w.t, string(said), run, "what is searched is the run")
+	for i, v := range values {
+		require.False(w.t, v == "" || strings.Contains(string(said), v), "value %d of %d is in the history of %s or in the worker's log", i+1, len(values), run)
 	}
 }
 

@@ -91,6 +91,7 @@ func TestTheRecordingsHoldEveryKindOfRun(t *testing.T) {
 	for _, kind := range []string{
 		protocol.TensorFusionUpgrade, protocol.TensorFusionRollback, protocol.Rollout, protocol.RolloutShard, protocol.GPUNode,
 		protocol.NATSDrain, protocol.NATSReplicas, protocol.NATSRoll,
+		protocol.CassandraBackup, protocol.CassandraExpand, protocol.CassandraReplication, protocol.CassandraLedger,
 	} {
 		assert.True(t, kinds[kind], "no run of %s is recorded", kind)
 	}

@@ -126,9 +126,14 @@ func (s *Sandbox) Result(run string, result any) {
 			b, _ := json.MarshalIndent(w, "", "  ")
 			s.t.Fatalf("parked instead of an end:\n%s", b)
 		}
-		return status.Phase == protocol.PhaseDone || status.Phase == protocol.PhaseAborted
+		return Closed(status)
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), toEnd)
 	defer cancel()
 	require.NoError(s.t, s.Temporal.GetWorkflow(ctx, run, "").Get(ctx, result))
+}
+
+// Closed says whether the run has ended, however.
+func Closed(s protocol.Status) bool {
+	return s.Phase == protocol.PhaseDone || s.Phase == protocol.PhaseAborted || s.Phase == protocol.PhaseRolledBack
 }
