@@ -128,7 +128,7 @@ func (o *Observation) poolSummaries() []Pool {
 	for _, c := range o.Clusters {
 		for _, e := range c.Spec.GPUPools {
 			name := poolName(c.Name, e.Name)
-			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name), Port: e.Spec.Port()})
+			out = append(out, Pool{Name: name, Entry: e.Name, Nodes: o.nodesIn(name)})
 			for _, p := range o.Pools {
 				if s := p.Status.Components; p.Name == name {
 					last := &out[len(out)-1]

@@ -97,7 +97,6 @@ type Pool struct {
 	Name  string `json:"name"`  // GPUPool
 	Entry string `json:"entry"` // name in spec.gpuPools
 	Nodes int    `json:"nodes"`
-	Port  int32  `json:"port"`
 	// Hash is the controller's of the hypervisor template as it now is.
 	Hash string `json:"hash,omitempty"`
 	// Settled: the controller says that every pod is of it (synced, 100 %).

@@ -20,8 +20,9 @@ import (
 
 // TestUpgradeWithRealAgents upgrades nodes that run refit-gpuagent itself, on
 // fake driver libraries: an agent that is away for two minutes parks the run
-// before its host is touched, a GPU that the driver loses after the baseline
-// parks it with the agent's words, and every host is proven by the agent's own
+// before its host is touched, a host that is rebooted after its baseline is
+// proven in the boot that its Node is of, a GPU that the driver loses then parks
+// the run with the agent's words, and every host is proven by the agent's own
 // table of checks.
 func TestUpgradeWithRealAgents(t *testing.T) {
 	t.Parallel()
@@ -38,9 +39,16 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 	w.fault("agents-start", node)
 	w.answer(protocol.Retry, run)
 	w.midHost(run, node)
-	w.fault("gpu-fails", node)
+	h := w.gpuHost(node)
+	h.reboots(t, secondBoot)
 	w.letReady(node)
 	s := w.untilParked(run)
+	assert.Contains(t, findings(s), "boot of node "+node, "the agent of a boot that the Node is not of does not prove it")
+	assert.Contains(t, findings(s), secondBoot)
+	h.kubeletReports(t, secondBoot)
+	w.fault("gpu-fails", node)
+	w.answer(protocol.Retry, run)
+	s = w.untilParked(run)
 	assert.Equal(t, "rollout.hypervisor.shared.canary", s.WaitingFor.Stage)
 	assert.Contains(t, findings(s), node)
 	assert.Contains(t, findings(s), "verdict "+string(gpu.Unfit))
@@ -58,16 +66,17 @@ func TestUpgradeWithRealAgents(t *testing.T) {
 			assert.Contains(t, stage.Note, "proven by the agents", stage.Name)
 		}
 	}
-	proven := map[string]bool{}
+	proven, booted := map[string]bool{}, map[string]string{}
 	for _, v := range w.validations(run) {
 		assert.Equal(t, fakes.DefaultDriver, v.Driver, "the driver that the agent read")
 		if v.Verdict == gpu.Pass {
-			proven[v.Node] = true
+			proven[v.Node], booted[v.Node] = true, v.BootID
 			assert.Len(t, v.Devices, 2, v.Node)
 			assert.Greater(t, v.Passed, 50, "%s: the whole table was checked", v.Node)
 		}
 	}
 	assert.Len(t, proven, 4, "every host has verdict pass")
+	assert.Equal(t, secondBoot, booted[node], "this one was rebooted between its baseline and its proof")
 	w.replay(run)
 }
 

@@ -8,7 +8,6 @@ import (
 	enums "go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/workflow"
 
-	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/rollout"
@@ -147,7 +146,7 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 		})
 		return workflow.ExecuteChildWorkflow(ctx, protocol.Rollout, rollout.Input{
 			Scope: e.scope, Component: t.Component, Pool: t.pool.Name, Entry: t.pool.Entry,
-			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level, Expect: expectOf(e.validation.Expect, t.pool),
+			Strategy: t.Strategy, Goal: e.goal, Validation: e.validation.Mode, Level: e.validation.Level, Expect: e.validation.Expect,
 			Windows: e.windows, Prepare: t.Prepare, Workers: t.Workers, Clients: t.Clients, FixFirst: e.fixFirst, Parent: &parent,
 			Deadline: e.run.Deadline(), MaxDuration: window.Duration(e.maxDuration),
 		})
@@ -169,17 +168,6 @@ func (e *engine) roll(ctx workflow.Context, s *stage.Scope, t target) error {
 	}
 	s.Note("%s", summary(t, result))
 	return e.drift(ctx, s, t.name())
-}
-
-// expectOf fills the pool's port in.
-func expectOf(declared *gpu.Expect, p tensorfusion.Pool) *gpu.Expect {
-	if declared == nil || declared.TensorFusion == nil || declared.TensorFusion.Port != 0 {
-		return declared
-	}
-	out, host := *declared, *declared.TensorFusion
-	host.Port = int(p.Port)
-	out.TensorFusion = &host
-	return &out
 }
 
 // take merges a rollout's rows into the run.

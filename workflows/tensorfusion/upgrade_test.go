@@ -330,16 +330,6 @@ func TestASkippedPolicyLeavesAutoUpdateOffAndSaysSo(t *testing.T) {
 	require.Contains(t, r.LeftBehind[0], "auto update stays off")
 }
 
-func TestTheHypervisorsPortComesFromThePool(t *testing.T) {
-	i := newInstallation(t)
-	in := upgradeInput()
-	in.Validation.Expect = &gpu.Expect{Driver: "580.95.05", TensorFusion: &gpu.TensorFusionHost{}}
-	require.Equal(t, protocol.OutcomeDone, newHarness(t, i).upgrade(in).Outcome)
-	require.Equal(t, 8001, i.rolled[0].Expect.TensorFusion.Port)
-	require.Equal(t, "580.95.05", i.rolled[0].Expect.Driver)
-	require.Zero(t, in.Validation.Expect.TensorFusion.Port)
-}
-
 // A host that a batch has replaced may not be replaced once more by something
 // else, least of all when the policy comes back.
 func TestWhatTheRunReplacedIsComparedFromThenOn(t *testing.T) {

@@ -102,7 +102,7 @@ func (i *installation) record(name string, args ...string) {
 func pools(template string) []tensorfusion.Pool {
 	settled := template != ""
 	return []tensorfusion.Pool{
-		{Name: "tf-shared", Entry: "shared", Nodes: 2, Port: 8001, Hash: template, Settled: settled},
+		{Name: "tf-shared", Entry: "shared", Nodes: 2, Hash: template, Settled: settled},
 		{Name: "tf-training", Entry: "training", Nodes: 1, Hash: template, Settled: settled},
 		{Name: "tf-empty", Entry: "empty"}, // never settled
 	}
