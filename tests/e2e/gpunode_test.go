@@ -38,7 +38,12 @@ func TestGPUNode(t *testing.T) {
 	t.Run("a bad verdict parks, says why and keeps the node cordoned", func(t *testing.T) { w.badVerdict(t, w.gpuHost(nodes[0])) })
 	t.Run("instances of TensorFusion's tenants are spared, whatever the plan says", func(t *testing.T) { w.tenantsSpared(t, w.gpuHost(nodes[0])) })
 	t.Run("a reset that does not help needs a reboot", func(t *testing.T) { w.rebootNeeded(t, w.gpuHost(nodes[1])) })
+	t.Run("an agent of another machine is not taken for the host's", func(t *testing.T) { w.wrongName(t, w.gpuHost(nodes[1]), w.gpuHost(nodes[2])) })
+	t.Run("a baseline of another host is refused, one of another boot is compared", func(t *testing.T) {
+		w.otherBaselines(t, w.gpuHost(nodes[0]), w.gpuHost(nodes[1]))
+	})
 	t.Run("an agent killed in the middle of a set-up is finished by the next", func(t *testing.T) { w.agentKilled(t, w.gpuHost(nodes[2])) })
+	t.Run("two requests at once are served one after the other", func(t *testing.T) { w.twoRequests(t, w.gpuHost(nodes[3])) })
 	t.Run("after Terminate the next run takes over and gives all back", func(t *testing.T) { w.terminatedSetUp(t, w.gpuHost(nodes[3])) })
 }
 
@@ -153,8 +158,11 @@ func (w *world) rebootNeeded(t *testing.T, h gpuHost) {
 
 	require.NoError(t, os.Remove(refuse))
 	require.NoError(t, h.gpus.Reboot())
-	require.NoError(t, h.tree.Reboot("00000000-0000-4000-8000-00000000beef"))
+	h.reboots(t, secondBoot)
 	w.answer(protocol.Retry, run)
+	w.waitsFor(run, "prepare", secondBoot)
+	assert.NotRegexp(t, gpuInstance, h.state(t), "an agent of a boot that the Node is not of sets nothing up")
+	h.kubeletReports(t, secondBoot)
 	r := w.ended(t, run)
 	require.Equal(t, protocol.OutcomeDone, r.Outcome, "%+v", r.Receipt)
 	h.isSetUp(t)
@@ -164,7 +172,7 @@ func (w *world) rebootNeeded(t *testing.T, h gpuHost) {
 
 func (w *world) agentKilled(t *testing.T, h gpuHost) {
 	h.needsReset(t)
-	run := h.midSetUp(t, h.plan(t, layout, true))
+	run := h.midSetUp(t, h.plan(t, layout, true), "hang", "1")
 	killed := w.component("gpuagent-" + h.node)
 	require.NotZero(t, killed.PID)
 	p, err := os.FindProcess(killed.PID)
@@ -184,7 +192,7 @@ func (w *world) agentKilled(t *testing.T, h gpuHost) {
 func (w *world) terminatedSetUp(t *testing.T, h gpuHost) {
 	h.label(t, "true")
 	plan := h.plan(t, layout, true)
-	run := h.midSetUp(t, plan)
+	run := h.midSetUp(t, plan, "hang", "1")
 	require.NoError(t, w.temporal.TerminateWorkflow(context.Background(), run, "", "terminated by a test"))
 	n := h.object(t)
 	assert.True(t, n.Spec.Unschedulable)
@@ -195,10 +203,10 @@ func (w *world) terminatedSetUp(t *testing.T, h gpuHost) {
 	require.Contains(t, *l.Spec.HolderIdentity, run)
 	h.goOn(t)
 
+	t.Run("a rollout gives the label back at least", func(t *testing.T) { w.forgotten(t, h) })
 	next := w.startFile(plan)
 	r := w.ended(t, next)
 	require.Equal(t, protocol.OutcomeDone, r.Outcome, "%+v", r.Receipt)
-	assert.Contains(t, strings.Join(r.Warnings, "\n"), "Took the Lease over from "+*l.Spec.HolderIdentity)
 	h.isSetUp(t)
 	h.givenBack(t, "true")
 	w.replay(next)
@@ -319,14 +327,16 @@ func (h gpuHost) isSetUp(t *testing.T) {
 	}
 }
 
-// slowCall is a call of the driver that does not return while it is held up.
-const slowCall = "hang.nvmlGpuInstanceCreateComputeInstance"
+// heldCall is the call of the driver in which a set-up is held up: hanging it
+// never returns, slow it does after so many milliseconds.
+const heldCall = "nvmlGpuInstanceCreateComputeInstance"
 
 // midSetUp starts the plan and returns when the agent stands between a GPU
-// instance and its compute instance; goOn lets later calls through.
-func (h gpuHost) midSetUp(t *testing.T, plan string) (run string) {
+// instance and its compute instance, held there by a fault; goOn lets later
+// calls through.
+func (h gpuHost) midSetUp(t *testing.T, plan, fault, value string) (run string) {
 	t.Helper()
-	require.NoError(t, h.gpus.Set(slowCall, "1"))
+	require.NoError(t, h.gpus.Set(fault+"."+heldCall, value))
 	run = h.w.startFile(plan)
 	h.w.poll("a half made MIG instance on "+h.node, 2*time.Minute, func() bool { return gpuInstance.MatchString(h.state(t)) })
 	require.Len(t, gpuInstance.FindAllString(h.state(t), -1), 1)
@@ -336,7 +346,7 @@ func (h gpuHost) midSetUp(t *testing.T, plan string) (run string) {
 
 func (h gpuHost) goOn(t *testing.T) {
 	t.Helper()
-	require.NoError(t, h.gpus.Set(slowCall, ""))
+	require.NoError(t, h.gpus.Set("hang."+heldCall, "", "slow."+heldCall, ""))
 }
 
 // hostResult is the result of a GPUNode.

@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -181,17 +180,7 @@ func (w *world) finish(set ...string) protocol.Receipt {
 // startFile begins the run of a plan file and returns its workflow ID.
 func (w *world) startFile(file string, set ...string) string {
 	w.t.Helper()
-	args := []string{"start", "-f", file, "-o", "json"}
-	for _, s := range set {
-		args = append(args, "--set", s)
-	}
-	out, code := w.refit(args...)
-	require.Zero(w.t, code, out)
-	var started struct {
-		WorkflowID string `json:"workflowID"`
-	}
-	require.NoError(w.t, json.Unmarshal([]byte(out), &started), out)
-	return started.WorkflowID
+	return w.sandbox.Start(file, set)
 }
 
 // plant writes the Secret that a rotation refers to.
