@@ -278,6 +278,18 @@ func TestAHostileDataCentreStopsBeforeAnybodyIsAsked(t *testing.T) {
 	require.ErrorContains(t, err, "N139")
 }
 
+func TestAPodThatIsGoneSinceItWasListedIsLookedForAgain(t *testing.T) {
+	s := newScripted(t, 1)
+	c, err := s.acts.open(t.Context(), s.place)
+	require.NoError(t, err)
+	defer c.close()
+	gone := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "nvcf-api-1", Namespace: s.place.Namespace}}
+	found, err := c.refusals(t.Context(), gone, "", time.Minute)
+	require.NoError(t, err, "the next look reads the pod in its place")
+	require.Len(t, found, 1)
+	require.Equal(t, "the pod is gone", found[0].Found)
+}
+
 func TestServicesThatAreNotInstalledHaveNoRefusedLogins(t *testing.T) {
 	s := newScripted(t, 1)
 	out, err := s.acts.AuthErrors(t.Context(), AuthErrorsRequest{Place: s.place, Services: []Service{{Namespace: s.place.Namespace, Deployment: "nvcf-api"}}, Within: time.Minute, Limit: time.Second})

@@ -69,16 +69,12 @@ func (a *Activities) AuthErrors(ctx context.Context, r AuthErrorsRequest) (out A
 				return evidence.Look{}, kube.Wrap(err, "pods of Deployment/"+s.Namespace+"/"+s.Deployment)
 			}
 			for _, p := range pods {
-				n, err := c.count(ctx, &p, s.Container, r.Within)
+				out.Pods++
+				wrong, err := c.refusals(ctx, &p, s.Container, r.Within)
 				if err != nil {
 					return evidence.Look{}, err
 				}
-				out.Pods++
-				if n > 0 {
-					out.Findings = append(out.Findings, finding.Finding{Row: "N146", Object: fmt.Sprintf("log of Pod/%s/%s", p.Namespace, p.Name),
-						Expected: fmt.Sprintf("no AuthenticationException in the last %s", r.Within), Found: fmt.Sprint(n),
-						Next: "see which role is refused on which member; a service that holds an old password must be restarted"})
-				}
+				out.Findings = append(out.Findings, wrong...)
 			}
 		}
 		out.OK = len(out.Findings) == 0
@@ -106,13 +102,31 @@ func (c *cluster) running(ctx context.Context, s Service) ([]corev1.Pod, error) 
 	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning }), nil
 }
 
+// refusals is what speaks against a pod. One that is gone since it was listed
+// has another in its place, which only the next look reads.
+func (c *cluster) refusals(ctx context.Context, p *corev1.Pod, container string, within time.Duration) ([]finding.Finding, error) {
+	f := finding.Finding{Row: "N146", Object: fmt.Sprintf("log of Pod/%s/%s", p.Namespace, p.Name), Expected: fmt.Sprintf("no AuthenticationException in the last %s", within)}
+	n, err := c.count(ctx, p, container, within)
+	switch {
+	case apierrors.IsNotFound(err):
+		f.Found, f.Next = "the pod is gone", "retry when the service's pods stay"
+	case err != nil:
+		return nil, kube.Wrap(err, f.Object)
+	case n > 0:
+		f.Found, f.Next = fmt.Sprint(n), "see which role is refused on which member; a service that holds an old password must be restarted"
+	default:
+		return nil, nil
+	}
+	return []finding.Finding{f}, nil
+}
+
 // count reads a pod's log of the last while. Its lines stay here: they may hold
 // anything.
 func (c *cluster) count(ctx context.Context, p *corev1.Pod, container string, within time.Duration) (int, error) {
 	seconds := int64(within.Seconds())
 	stream, err := c.client.Typed.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: container, SinceSeconds: &seconds}).Stream(ctx)
 	if err != nil {
-		return 0, kube.Wrap(err, fmt.Sprintf("log of Pod/%s/%s", p.Namespace, p.Name))
+		return 0, err
 	}
 	defer stream.Close()
 	return countErrors(stream)

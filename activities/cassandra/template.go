@@ -101,11 +101,7 @@ func templatePatch(set *appsv1.StatefulSet, r TemplateRequest, m Members) ([]byt
 	spec := set.Spec.Template.Spec
 	change := map[string]any{}
 	if r.Rule {
-		want := corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: ZoneKey, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: &metav1.LabelSelector{MatchLabels: memberLabels}}
-		if r.Mode == ModeEnforced {
-			want.WhenUnsatisfiable = corev1.DoNotSchedule
-		}
-		rules := withRule(spec.TopologySpreadConstraints, want)
+		rules := withRule(spec.TopologySpreadConstraints, zoneRule(r.Mode))
 		if !sameJSON(rules, spec.TopologySpreadConstraints) {
 			change["topologySpreadConstraints"] = rules
 		}

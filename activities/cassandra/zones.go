@@ -27,11 +27,6 @@ var memberLabels = map[string]string{"app.kubernetes.io/name": "cassandra"}
 // ZoneRule decides whether members are spread over zones (N133, N134): only
 // where every schedulable node says in which zone it is. The text says why not.
 func ZoneRule(nodes []corev1.Node, mode string) (*corev1.TopologySpreadConstraint, string) {
-	rule := &corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: ZoneKey, WhenUnsatisfiable: corev1.ScheduleAnyway,
-		LabelSelector: &metav1.LabelSelector{MatchLabels: memberLabels}}
-	if mode == ModeEnforced {
-		rule.WhenUnsatisfiable = corev1.DoNotSchedule
-	}
 	schedulable := 0
 	for i := range nodes {
 		if !takesPods(&nodes[i]) {
@@ -45,7 +40,19 @@ func ZoneRule(nodes []corev1.Node, mode string) (*corev1.TopologySpreadConstrain
 	if schedulable == 0 {
 		return nil, "no node is schedulable"
 	}
-	return rule, ""
+	rule := zoneRule(mode)
+	return &rule, ""
+}
+
+// zoneRule spreads the members over zones: where it can, or under enforced
+// before a pod may start.
+func zoneRule(mode string) corev1.TopologySpreadConstraint {
+	rule := corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: ZoneKey, WhenUnsatisfiable: corev1.ScheduleAnyway,
+		LabelSelector: &metav1.LabelSelector{MatchLabels: memberLabels}}
+	if mode == ModeEnforced {
+		rule.WhenUnsatisfiable = corev1.DoNotSchedule
+	}
+	return rule
 }
 
 // takesPods says whether a node is schedulable as kubectl shows it.

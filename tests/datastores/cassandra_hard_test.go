@@ -2,6 +2,7 @@ package datastores
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -91,9 +92,32 @@ func (w *world) tells(center string) {
 // cassandraDisagrees changes the schema while one member does not listen. Once
 // it listens again all are up, and it takes a minute until it asks for what it
 // has missed.
+// A member takes another schema over at once in the first minute of its life
+// (cassandra.migration_delay_ms), and later after a minute.
 func (w *world) cassandraDisagrees() {
+	w.eventually("cassandra-2 has run for its first minute", func(ctx context.Context) error {
+		pod, err := w.Kube.CoreV1().Pods(cassandraSystem).Get(ctx, "cassandra-2", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		running := pod.Status.ContainerStatuses[0].State.Running
+		if running == nil || time.Since(running.StartedAt.Time) < 70*time.Second {
+			return fmt.Errorf("it runs since %v", running)
+		}
+		return nil
+	})
 	before := w.schema(0)
 	w.nodetool("cassandra-2", "disablegossip")
+	// A late message may let it be up once more, and then it is told of the change:
+	// so both look twice.
+	for _, pod := range []string{"cassandra-0", "cassandra-1", "cassandra-0", "cassandra-1"} {
+		w.eventually(pod+" sees cassandra-2 down", func(context.Context) error {
+			if status := w.nodetool(pod, "status"); !strings.Contains(status, "\nDN ") {
+				return errors.New(status)
+			}
+			return nil
+		})
+	}
 	w.altersAlone(0, "ALTER TABLE nvct_api.records WITH comment = 'seen by two'")
 	require.NotEqual(w.t, before, w.schema(0))
 	w.nodetool("cassandra-2", "enablegossip")

@@ -120,7 +120,7 @@ func (w *world) whole() {
 }
 
 // nodetool runs in the member's own container.
-func (w *world) nodetool(pod string, args ...string) {
+func (w *world) nodetool(pod string, args ...string) string {
 	w.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.Vars["KUBECONFIG"])
 	require.NoError(w.t, err)
@@ -133,6 +133,7 @@ func (w *world) nodetool(pod string, args ...string) {
 	var out bytes.Buffer
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &out})
 	require.NoError(w.t, err, "nodetool %v on %s: %s", args, pod, &out)
+	return out.String()
 }
 
 // tally is what a client met.

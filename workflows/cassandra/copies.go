@@ -46,7 +46,8 @@ type debt struct {
 	keyspace string
 	copies   int
 	// since is the clock of a member before the statement, or after it where
-	// its end was heard: a repair that counts has begun later.
+	// its end was heard: a repair that counts has begun later. It is zero until
+	// the members are there that take the copies.
 	since time.Time
 	// before is how the keyspace was.
 	before []acts.Keyspace
@@ -73,15 +74,6 @@ func list(names []string) string {
 		return "none"
 	}
 	return strings.Join(names, ", ")
-}
-
-// owe records raised keyspaces. The first time counts: a run that is retried
-// need not repeat what was repaired since then.
-func (c *copies) owe(raised []acts.Keyspace, since time.Time) {
-	c.raised = append(c.raised, raised...)
-	for _, k := range raised {
-		c.owed = append(c.owed, debt{keyspace: k.Name, copies: acts.TargetMembers, since: since, raised: true, agreed: true})
-	}
 }
 
 // bring raises and repairs every keyspace that needs it.
@@ -111,8 +103,14 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 			return err
 		}
 	}
-	s.Progress(len(todo), len(todo), 0)
-	s.Note("%d keyspaces raised, %d repaired on %d members", len(c.raised), len(todo), acts.TargetMembers)
+	if len(todo) > 0 {
+		s.Progress(len(todo), len(todo), 0)
+	}
+	repaired := map[string]bool{}
+	for _, r := range c.repairs {
+		repaired[r.Keyspace] = true
+	}
+	s.Note("%d keyspaces raised, %d repaired on %d members", len(c.raised), len(repaired), acts.TargetMembers)
 	c.tell()
 	return nil
 }
@@ -189,6 +187,19 @@ func (c *copies) proven(d *debt) {
 	if !slices.ContainsFunc(c.raised, func(k acts.Keyspace) bool { return k.Name == d.keyspace }) {
 		c.raised = append(c.raised, d.before...)
 	}
+}
+
+// close ends the run, and lists each keyspace whose repairs are still owed.
+func (c *copies) close(outcome protocol.Outcome) protocol.Receipt {
+	out := c.Close(outcome)
+	for _, d := range c.owed {
+		asks := "asks"
+		if !d.raised {
+			asks = "may ask"
+		}
+		out.LeftBehind = append(out.LeftBehind, fmt.Sprintf("keyspace %s %s for %d copies and is not repaired since: until it is, reads can miss rows", d.keyspace, asks, d.copies))
+	}
+	return out
 }
 
 // tell warns of what keeps fewer copies.

@@ -30,12 +30,12 @@ type expand struct {
 	// needless says why nothing is to be done.
 	needless string
 
-	// What was done already, for a section that is retried: quorumRaised, every
-	// keyspace before the scale; scaled; authDone, system_auth raised and
-	// repaired.
-	quorumRaised bool
-	scaled       bool
-	authDone     bool
+	// before is how all keyspaces were before quorumFirst has raised them.
+	before []acts.Keyspace
+	// What was done already, for a section that is retried: scaled; authDone,
+	// system_auth raised and repaired.
+	scaled   bool
+	authDone bool
 	// resumed: the members were scaled before this run began, and nothing proves
 	// that the new ones hold what they took over.
 	resumed bool
@@ -50,7 +50,9 @@ type expand struct {
 
 // Expand brings a single member to three (N131-N146). What lies between the
 // scale and the last proof of a login is one section that nothing interrupts:
-// while it runs, rows and logins may depend on members that hold neither.
+// while it runs, rows and logins may depend on members that hold neither. Unless
+// this run has seen the members bootstrap it ends with the last keyspace's
+// repair.
 func Expand(ctx workflow.Context, in ExpandInput) (ExpandResult, error) {
 	if problems := in.Validate(); len(problems) > 0 {
 		return ExpandResult{}, release.BadInput("input", problems)
@@ -68,7 +70,7 @@ func Expand(ctx workflow.Context, in ExpandInput) (ExpandResult, error) {
 	if in.Mode == acts.ModeNone {
 		return ExpandResult{Receipt: skipped(shared.Run, "N131: the mode is none: a single member stays")}, nil
 	}
-	e := &expand{copies: copies{run: shared, names: keyspaces(in.Keyspaces), atOnce: in.Strategy == Guide}, in: in}
+	e := &expand{copies: copies{run: shared, names: keyspaces(in.Keyspaces), atOnce: in.Strategy == Guide, always: in.Strategy == Guide}, in: in}
 	outcome, err := e.Through(e.stages()...)
 	if err != nil {
 		return ExpandResult{}, err
@@ -84,7 +86,7 @@ func Expand(ctx workflow.Context, in ExpandInput) (ExpandResult, error) {
 		}
 	}
 	out := ExpandResult{Raised: e.raised, Repairs: e.repairs, Absent: e.plan.Absent, Outside: e.plan.Outside, Recovered: e.recovered}
-	out.Receipt = e.Close(outcome)
+	out.Receipt = e.close(outcome)
 	if in.PlanOnly && e.needless == "" {
 		out.Receipt.Plan = e.planned()
 	}
@@ -111,7 +113,7 @@ func (e *expand) stages() []stage.Stage {
 	}
 	return append(out,
 		stage.Stage{Name: "expand", Purpose: "three members, system_auth raised and repaired, the administrator let in by each", Do: needed(e.expand)},
-		stage.Stage{Name: "keyspaces", Purpose: "raise each keyspace to three copies and repair it on every member, one after the other", Do: needed(e.bring)}, // each keyspace waits for a window
+		stage.Stage{Name: "keyspaces", Purpose: "raise each keyspace to three copies and repair it on every member, one after the other", Do: needed(e.bring)}, // each keyspace that the section has left waits for a window
 		stage.Stage{Name: "authentication", Purpose: "see that no service is refused a login any more", Do: needed(e.authentication)},
 		stage.Stage{Name: "zones", Purpose: "see that no two members share a zone", Do: needed(e.zones)})
 }
@@ -125,9 +127,9 @@ func (e *expand) look(ctx workflow.Context, s *stage.Scope) error {
 	saved, live := e.in.SavedMembers, e.survey.Replicas
 	if saved == 0 {
 		if saved = live; live == acts.TargetMembers {
-			if err := e.finished(ctx, s); err != nil {
-				return err
-			}
+			return stage.Parking(fmt.Sprintf("N131: savedMembers: expected the number that the backup has recorded, found none, with %d members live", live),
+				"an expansion that has stopped half way looks like this, with three copies of everything too: nothing proves that they were repaired since the members joined",
+				fmt.Sprintf("abort, and start again: with savedMembers: 1 where one was there before, which finishes the expansion and repairs everything; with savedMembers: %d where there were as many, which changes nothing", live), nil)
 		}
 	}
 	if saved != 1 {
@@ -157,27 +159,11 @@ func (e *expand) look(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.run.look(ctx, s, 1, "N84", e.limits.Join); err != nil {
 		return err
 	}
-	if e.quorumRaised = e.in.Strategy == QuorumFirst && e.authRaised(); e.quorumRaised {
+	if e.in.Strategy == QuorumFirst && e.authRaised() {
 		s.Note("system_auth asks for %d copies already: logins are refused until a second member runs", acts.TargetMembers)
 		return nil
 	}
 	return e.proveLogin(ctx, s)
-}
-
-// finished proves that three members of which nobody has recorded how many
-// there were are no expansion that has stopped half way.
-func (e *expand) finished(ctx workflow.Context, s *stage.Scope) error {
-	if err := e.run.look(ctx, s, acts.TargetMembers, "N131", e.limits.Join); err != nil {
-		return err
-	}
-	for _, k := range e.ring.Keyspaces {
-		if (k.Name == acts.AuthKeyspace || slices.Contains(e.names, k.Name)) && !k.Raised(e.survey.DataCenter, acts.TargetMembers) {
-			return stage.Parking(fmt.Sprintf("N131: savedMembers: expected the number that the backup has recorded, found none, with %d members live and keyspace %s", acts.TargetMembers, k),
-				"an expansion that has stopped half way looks like this",
-				fmt.Sprintf("abort, and start again with savedMembers: 1, which finishes it; with savedMembers: %d where there were as many before, CassandraReplication raises the keyspaces", acts.TargetMembers), nil)
-		}
-	}
-	return nil
 }
 
 // proveLogin: without the administrator the statements that end the expansion

@@ -67,7 +67,7 @@ type ExpandInput struct {
 	// rows are missing and logins are refused meanwhile, perhaps all.
 	AcknowledgeSeeds bool `json:"acknowledgeSeeds,omitempty"`
 	// SavedMembers is the number that the backup has recorded; without it the
-	// live one decides.
+	// live one decides, unless it is three: then the run parks and asks.
 	SavedMembers int `json:"savedMembers,omitempty"`
 	// Keyspaces are raised after system_auth (default: the guide's seven).
 	Keyspaces []string `json:"keyspaces,omitempty"`
@@ -75,8 +75,10 @@ type ExpandInput struct {
 	// (default: Deployment nvcf-api in nvcf).
 	Services []acts.Service `json:"services,omitempty"`
 	Limits   Limits         `json:"limits,omitzero"`
-	// Estimate is how long the part without a stop takes (default 45 m): it
-	// starts only where a window is open for so long.
+	// Estimate is how long the part without a stop takes: it starts only where a
+	// window is open for so long. The default is 45 m, and 10 m more for each
+	// keyspace where that part brings the keyspaces too: with quorumFirst, with
+	// guide, and where another run has scaled.
 	Estimate window.Duration `json:"estimate,omitempty"`
 	Windows  []window.Spec   `json:"windows,omitempty"`
 	// PlanOnly stops once it is known what would be done.
@@ -101,7 +103,8 @@ type Limits struct {
 // ExpandResult of a CassandraExpand.
 type ExpandResult struct {
 	protocol.Receipt
-	// Raised is how each raised keyspace was before; Repairs prove the copies.
+	// Raised is how each keyspace that this run has raised was before; Repairs
+	// prove the copies.
 	Raised  []acts.Keyspace `json:"raised,omitempty"`
 	Repairs []acts.Repair   `json:"repairs,omitempty"`
 	// Absent keyspaces are not installed, Outside ones nobody asked for keep

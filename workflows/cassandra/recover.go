@@ -110,7 +110,7 @@ func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
 	if !got.OK {
 		return datastore.Parking(got.Findings)
 	}
-	e.recovered = true
+	e.recovered, e.owed = true, nil // one copy of everything, as proven before each left
 	s.Note("%s serves alone again", e.pod(0))
 	e.Warn(fmt.Sprintf("%s and %s have left the ring, their pods and volumes are still there and StatefulSet %s still asks for %d: "+
 		"scale it to 1 and delete the two volumes by hand before the next try, or the pods can't join again", before, last, e.members.StatefulSet, acts.TargetMembers))

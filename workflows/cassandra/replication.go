@@ -39,7 +39,7 @@ func Replication(ctx workflow.Context, in ReplicationInput) (ReplicationResult, 
 			outcome = protocol.OutcomeNoChange
 		}
 	}
-	out.Receipt = r.Close(outcome)
+	out.Receipt = r.close(outcome)
 	if in.PlanOnly {
 		out.Receipt.Plan = r.planned()
 	}

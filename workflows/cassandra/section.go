@@ -3,6 +3,7 @@ package cassandra
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -24,11 +25,33 @@ func (e *expand) expand(ctx workflow.Context, s *stage.Scope) error {
 		return e.takeBack(ctx, s)
 	}
 	e.locked = nil
-	err := s.Section(ctx, theSection, datastore.Or(e.in.Estimate, defaultEstimate).D(), func(ctx workflow.Context) error { return e.section(ctx, s) })
+	err := s.Section(ctx, theSection, e.estimate(), func(ctx workflow.Context) error { return e.section(ctx, s) })
 	if e.locked == nil || err == nil || errors.Is(err, stage.ErrAborted) {
 		return err
 	}
 	return e.recover(ctx, s)
+}
+
+// whole says whether the section goes on until each keyspace has its copies and
+// its repairs: but for members that this run has seen bootstrap, a row is hidden
+// from the scale, or from the first ALTER, until then.
+func (e *expand) whole() bool { return e.in.Strategy != Bootstrap || e.resumed }
+
+// estimate is how long the section takes, where the plan does not say it.
+func (e *expand) estimate() time.Duration {
+	keyspaces := 0
+	switch {
+	case !e.whole():
+	case e.in.Strategy == QuorumFirst && len(e.ring.Keyspaces) > 0: // every one that is not a member's own
+		for _, k := range e.ring.Keyspaces {
+			if k.Name != acts.AuthKeyspace && len(k.Factors) > 0 {
+				keyspaces++
+			}
+		}
+	default:
+		keyspaces = len(e.names)
+	}
+	return datastore.Or(e.in.Estimate, defaultEstimate+window.Duration(time.Duration(keyspaces)*perKeyspace)).D()
 }
 
 // section is what nothing interrupts. It may run again from its beginning.
@@ -48,38 +71,23 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.run.look(ctx, s, acts.TargetMembers, "N137", e.limits.Join); err != nil {
 		return err
 	}
+	e.date(workflow.Now(ctx))
 	if !e.authDone {
 		if err := e.raiseAuth(ctx, s); err != nil {
 			return err
 		}
 		e.authDone = true
 	}
-	return e.letIn(ctx, s)
+	if err := e.letIn(ctx, s); err != nil || !e.whole() {
+		return err
+	}
+	return e.bring(ctx, s)
 }
 
 // prepare is what a strategy does before the scale.
 func (e *expand) prepare(ctx workflow.Context, s *stage.Scope) error {
 	if e.in.Strategy == QuorumFirst {
-		// A raise whose end was lost can't be repeated: nobody logs in any more.
-		if err := e.run.look(ctx, s, 1, "N84", e.limits.Join); err != nil {
-			return err
-		}
-		if e.quorumRaised = e.quorumRaised || e.authRaised(); e.quorumRaised {
-			return nil
-		}
-		got, err := e.raise(ctx, s, e.names, acts.TargetMembers, true, false)
-		if err != nil {
-			// Where its end only was lost nobody logs in any more: the members' own
-			// description says so, and a second one mends it.
-			if lost := e.run.look(ctx, s, 1, "N84", e.limits.Join); lost != nil || !e.authRaised() {
-				return err
-			}
-			e.quorumRaised = true
-			return nil
-		}
-		e.quorumRaised = true
-		e.plan, e.center = got.Plan, got.DataCenter
-		return nil
+		return e.raiseFirst(ctx, s)
 	}
 	narrow := e.in.Strategy == Bootstrap
 	if !e.survey.Rule && !narrow {
@@ -97,10 +105,38 @@ func (e *expand) prepare(ctx workflow.Context, s *stage.Scope) error {
 	if !e.survey.Rule {
 		e.Warn("N134: no rule spreads the members over zones: " + e.survey.NoRule)
 	}
-	if got.Changed && narrow {
+	if narrow && e.survey.Seeds != e.survey.Narrowed { // whoever hears of the patch's end
 		e.Warn(fmt.Sprintf("CASSANDRA_SEEDS of StatefulSet %s names %s alone now; the chart's next apply undoes it", e.members.StatefulSet, e.survey.Narrowed))
 	}
 	return e.run.look(ctx, s, 1, "N135", e.limits.Rollout)
+}
+
+// raiseFirst raises every keyspace before the scale. The members' own
+// description, which needs no login, says how each was before, and what was
+// raised where nobody heard of the end: a second raise can't tell, because
+// nobody logs in any more.
+func (e *expand) raiseFirst(ctx workflow.Context, s *stage.Scope) error {
+	if err := e.run.look(ctx, s, 1, "N84", e.limits.Join); err != nil {
+		return err
+	}
+	if e.before == nil {
+		e.before = e.ring.Keyspaces
+	}
+	if e.authRaised() {
+		e.oweRaised()
+		return nil
+	}
+	got, err := e.raise(ctx, s, e.names, acts.TargetMembers, true, false)
+	if err != nil {
+		lost := e.run.look(ctx, s, 1, "N84", e.limits.Join)
+		if e.oweRaised(); lost == nil && e.authRaised() { // the last of them: the whole raise is done
+			return nil
+		}
+		return err
+	}
+	e.plan, e.center = got.Plan, got.DataCenter
+	e.owe(append(slices.Clone(got.Raise), got.Already...))
+	return nil
 }
 
 // raiseAuth raises system_auth and repairs it. Where it has its copies already,
@@ -109,7 +145,8 @@ func (e *expand) prepare(ctx workflow.Context, s *stage.Scope) error {
 // repaired from now on, when the members that take the copies are there.
 func (e *expand) raiseAuth(ctx workflow.Context, s *stage.Scope) error {
 	if e.authRaised() && e.debt(acts.AuthKeyspace, acts.TargetMembers) == nil {
-		e.oweRaised(workflow.Now(ctx))
+		e.oweRaised()
+		e.date(workflow.Now(ctx))
 	}
 	for i := range e.owed { // the members' description proves what no reply has told
 		if d := &e.owed[i]; d.keyspace == acts.AuthKeyspace && e.auth().Copies() >= d.copies {
@@ -131,21 +168,45 @@ func (e *expand) raiseAuth(ctx workflow.Context, s *stage.Scope) error {
 	return e.one(ctx, s, acts.AuthKeyspace, e.atOnce || e.resumed && e.auth().Copies() <= 1)
 }
 
-// oweRaised owes the repairs of system_auth, and with quorumFirst of all that
-// have their copies as the members describe them: an earlier run may have
-// raised them.
-func (e *expand) oweRaised(now time.Time) {
-	e.owed = append(e.owed, debt{keyspace: acts.AuthKeyspace, copies: acts.TargetMembers, since: now, raised: true, agreed: true})
-	if e.in.Strategy != QuorumFirst {
-		return
-	}
+// oweRaised owes the repairs of what has its copies as the members describe it:
+// of system_auth, and with quorumFirst of every keyspace, because an earlier run
+// may have raised them.
+func (e *expand) oweRaised() {
 	var raised []acts.Keyspace
 	for _, k := range e.ring.Keyspaces {
-		if k.Name != acts.AuthKeyspace && k.Raised(e.survey.DataCenter, acts.TargetMembers) {
+		if (k.Name == acts.AuthKeyspace || e.in.Strategy == QuorumFirst) && k.Raised(e.survey.DataCenter, acts.TargetMembers) {
 			raised = append(raised, k)
 		}
 	}
-	e.owe(raised, now)
+	e.owe(raised)
+}
+
+// owe records keyspaces that have their copies and no repair since, and how
+// those that this run has raised were before. The first time counts: a run that
+// is retried need not repeat what was repaired since then.
+func (e *expand) owe(raised []acts.Keyspace) {
+	for _, k := range raised {
+		if e.debt(k.Name, acts.TargetMembers) == nil {
+			d := debt{keyspace: k.Name, copies: acts.TargetMembers, raised: true, agreed: true}
+			for _, b := range e.before {
+				if b.Name == k.Name && !b.Raised(e.survey.DataCenter, acts.TargetMembers) {
+					d.before = []acts.Keyspace{b}
+				}
+			}
+			e.owed = append(e.owed, d)
+			e.proven(&e.owed[len(e.owed)-1])
+		}
+	}
+}
+
+// date says that the members that take the copies are there: a repair that
+// counts begins from now on.
+func (e *expand) date(now time.Time) {
+	for i := range e.owed {
+		if e.owed[i].since.IsZero() {
+			e.owed[i].since = now
+		}
+	}
 }
 
 // letIn proves the login on every member (N143).

@@ -1,0 +1,166 @@
+package cassandra
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/mock"
+	"github.com/stretchr/testify/require"
+
+	acts "github.com/refit-run/refit/activities/cassandra"
+
+	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/window"
+)
+
+// hiding are the expansions that hide rows until every keyspace is repaired, by
+// how many members they begin with.
+func hiding() map[string]struct {
+	members int
+	in      ExpandInput
+} {
+	out := map[string]struct {
+		members int
+		in      ExpandInput
+	}{}
+	for name, members := range map[string]int{QuorumFirst: 1, Guide: 1, Bootstrap: 3} {
+		in := expansion()
+		in.Strategy, in.AcknowledgeSeeds = name, name == Guide
+		out[name] = struct {
+			members int
+			in      ExpandInput
+		}{members, in}
+	}
+	return out
+}
+
+func TestNoAnswerPartsAKeyspaceFromItsRepairsWhereRowsAreHidden(t *testing.T) {
+	for strategy, c := range hiding() {
+		for _, answer := range []string{protocol.Abort, protocol.Pause} {
+			s := newSystem(c.members)
+			h := newHarness(t, s)
+			h.OnActivity(acts.RepairActivity, mock.Anything, mock.Anything).After(time.Minute).Return(s.repair)
+			h.At(90*time.Second, func() {
+				require.Equal(t, theSection, h.Status().Section, strategy)
+				h.Answer(answer)
+			})
+			if answer == protocol.Pause {
+				h.At(24*time.Hour, func() {
+					require.Equal(t, protocol.WaitPaused, h.Status().WaitingFor.Kind, strategy)
+					s.do(func() { require.Contains(t, s.log, "repair [sis_api] on cassandra-2", strategy) })
+					h.Answer(protocol.Resume)
+				})
+			}
+			var out ExpandResult
+			h.Run(protocol.CassandraExpand, c.in, &out)
+			for _, keyspace := range []string{"system_auth", "nvcf_api", "sis_api"} {
+				require.Equal(t, 3, s.factors[keyspace], strategy)
+				require.Contains(t, s.log, "repair ["+keyspace+"] on cassandra-2", strategy)
+			}
+			require.Empty(t, out.LeftBehind, strategy)
+		}
+	}
+}
+
+func TestTheKeyspacesThatTheSectionBringsCountInItsEstimate(t *testing.T) {
+	for strategy, c := range hiding() {
+		in := c.in
+		in.Keyspaces = []string{"nvcf_api", "sis_api"}
+		in.Windows = []window.Spec{{Opens: "0 1 * * *", Duration: window.Duration(time.Hour), TimeZone: "UTC"}}
+		s := newSystem(c.members)
+		h := newHarness(t, s)
+		h.SetStartTime(time.Date(2026, 1, 5, 1, 0, 0, 0, time.UTC))
+		h.At(30*time.Minute, func() {
+			w := h.Status().WaitingFor
+			require.NotNil(t, w, strategy)
+			want := "section expansion needs 1h5m0s" // 45 m and two keyspaces
+			if strategy == QuorumFirst {
+				want = "section expansion needs 1h15m0s" // and schema_migrations
+			}
+			require.Contains(t, w.Found, want, strategy)
+			h.Answer(protocol.Abort)
+		})
+		var out ExpandResult
+		h.Run(protocol.CassandraExpand, in, &out)
+		require.Equal(t, protocol.OutcomeAborted, out.Outcome, strategy)
+
+		in.Estimate = window.Duration(time.Minute) // what the plan says is the whole
+		h = newHarness(t, newSystem(c.members))
+		h.SetStartTime(time.Date(2026, 1, 5, 1, 0, 0, 0, time.UTC))
+		h.Run(protocol.CassandraExpand, in, &out)
+		require.Equal(t, protocol.OutcomeDone, out.Outcome, strategy)
+	}
+}
+
+func TestWhatIsOwedWhenARunIsAbortedIsNamedByKeyspace(t *testing.T) {
+	s := newSystem(1)
+	in := expansion()
+	in.Strategy = QuorumFirst
+	s.scaled = func() { s.down = "cassandra-2" } // nobody is repaired
+	h := newHarness(t, s)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("expand").Found, "N137")
+		h.Answer(protocol.Abort)
+	})
+	var out ExpandResult
+	h.Run(protocol.CassandraExpand, in, &out)
+	left := strings.Join(out.LeftBehind, "\n")
+	require.Contains(t, left, "expansion is half done")
+	for _, keyspace := range []string{"system_auth", "nvcf_api", "sis_api", "schema_migrations"} {
+		require.Contains(t, left, "keyspace "+keyspace+" asks for 3 copies and is not repaired since")
+	}
+
+	s = newSystem(3)
+	s.lostRaise = "sis_api"
+	h = newHarness(t, s)
+	h.At(time.Hour, func() {
+		h.Waits("keyspaces")
+		h.Answer(protocol.Abort)
+	})
+	var replicated ReplicationResult
+	h.Run(protocol.CassandraReplication, replicationInput(), &replicated)
+	require.Contains(t, strings.Join(replicated.LeftBehind, "\n"), "keyspace sis_api may ask for 2 copies and is not repaired since")
+}
+
+func TestTheGuideRepairsAKeyspaceThatHasItsCopiesToo(t *testing.T) {
+	s := newSystem(1)
+	s.factors["nvcf_api"] = 3
+	in := expansion()
+	in.Strategy, in.AcknowledgeSeeds = Guide, true
+	var out ExpandResult
+	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Contains(t, s.log, "repair [nvcf_api] on cassandra-2", "its new members may be seeds that hold nothing")
+}
+
+func TestQuorumFirstTellsHowEachRaisedKeyspaceWasBefore(t *testing.T) {
+	in := expansion()
+	in.Strategy = QuorumFirst
+	for _, lost := range []string{"", acts.AuthKeyspace} {
+		s := newSystem(1)
+		s.factors["sis_api"] = 3
+		s.lostRaise = lost
+		var out ExpandResult
+		newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
+		require.Equal(t, protocol.OutcomeDone, out.Outcome)
+		before := map[string]int{}
+		for _, k := range out.Raised {
+			before[k.Name] = k.Copies()
+		}
+		require.Equal(t, map[string]int{"system_auth": 1, "nvcf_api": 1, "schema_migrations": 1}, before)
+		require.Contains(t, s.log, "repair [sis_api] on cassandra-2", "no member but the first holds its copies")
+	}
+}
+
+func TestSeedsThatAreNarrowedAreToldWhoeverHeardOfThePatch(t *testing.T) {
+	s := newSystem(1)
+	h := newHarness(t, s)
+	h.OnActivity(acts.TemplateActivity, mock.Anything, mock.Anything).Return(func(context.Context, acts.TemplateRequest) (acts.TemplateResult, error) {
+		return acts.TemplateResult{}, nil // the call that has patched was lost with its worker
+	})
+	var out ExpandResult
+	h.Run(protocol.CassandraExpand, expansion(), &out)
+	require.Contains(t, strings.Join(out.Warnings, "\n"), "CASSANDRA_SEEDS of StatefulSet cassandra names cassandra-0.h alone now")
+}
