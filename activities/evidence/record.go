@@ -23,6 +23,8 @@ type Record struct {
 	store *artifact.Store
 	beat  *kube.Beat
 	tell  func(string)
+	// keep has the server keep what is told before it returns.
+	keep func(string) error
 }
 
 // Begin starts the record, and the heartbeat with it. Until something was
@@ -41,6 +43,9 @@ func Begin(ctx context.Context, store *artifact.Store) *Record {
 			}
 			activity.RecordHeartbeat(ctx, found)
 		}
+		r.keep = func(found string) error {
+			return activity.GetClient(ctx).RecordActivityHeartbeat(ctx, activity.GetInfo(ctx).TaskToken, found)
+		}
 	}
 	r.beat = kube.StartBeat(0, r.tell)
 	return r
@@ -49,13 +54,19 @@ func Begin(ctx context.Context, store *artifact.Store) *Record {
 // Say is what the next heartbeats tell.
 func (r *Record) Say(found string) { r.beat.Set(found) }
 
-// Mark says it, and does not wait for the next heartbeat: what the next try
-// must know is told before it is done.
-func (r *Record) Mark(found string) {
+// Mark says it, and returns once the server has it, where a heartbeat of the
+// SDK may stay here for seconds: what the next try must know is kept before it
+// is done. On an error it must not be done.
+func (r *Record) Mark(found string) error {
 	r.Say(found)
-	if r.tell != nil {
-		r.tell(found)
+	if r.keep == nil {
+		return nil
 	}
+	r.tell(found) // what the SDK still has to send is not to be older
+	if err := r.keep(found); err != nil {
+		return fmt.Errorf("recording %q: %w", found, err)
+	}
+	return nil
 }
 
 // End stops the heartbeat.

@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -126,11 +127,16 @@ func TestWhatATryHasToldIsNotForgottenByTheNext(t *testing.T) {
 func TestAMarkDoesNotWaitForTheNextHeartbeat(t *testing.T) {
 	told := make(chan string, 10)
 	tell := func(found string) { told <- found }
-	r := &Record{tell: tell, beat: kube.StartBeat(time.Hour, tell)}
+	kept := ""
+	r := &Record{tell: tell, beat: kube.StartBeat(time.Hour, tell), keep: func(found string) error { kept = found; return nil }}
 	defer r.End()
 	require.Empty(t, <-told, "the first heartbeat")
-	r.Mark("sent to bao-0")
+	require.NoError(t, r.Mark("sent to bao-0"))
 	require.Len(t, told, 1, "told when Mark returns")
 	require.Equal(t, "sent to bao-0", <-told)
+	require.Equal(t, "sent to bao-0", kept, "the server has it: the SDK's heartbeat may wait here")
 	require.Equal(t, "sent to bao-0", r.beat.Last(), "and by each heartbeat after it")
+
+	r.keep = func(string) error { return errors.New("the server is away") }
+	require.ErrorContains(t, r.Mark("sent to bao-0"), "the server is away")
 }

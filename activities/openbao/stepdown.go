@@ -152,9 +152,11 @@ func (l *looker) stepDown(ctx context.Context, r StepDownRequest, out *StepDownR
 	}
 	asked, cancel := context.WithTimeout(ctx, dialLimit+callLimit)
 	defer cancel()
-	// Told before it is done: a try that dies in between is one attempt less,
+	// Kept by the server before it is done: a try that dies in between is one attempt less,
 	// and no second request.
-	l.record.Mark(sent + " to " + r.Pod)
+	if err := l.record.Mark(sent + " to " + r.Pod); err != nil {
+		return err
+	}
 	out.Sent = true
 	err := l.servers[r.UID].stepDown(asked)
 	if errors.Is(err, errDenied) {

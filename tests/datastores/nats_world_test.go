@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -196,4 +197,27 @@ func (w *world) natsHealthy(pods ...string) {
 			return nil
 		})
 	}
+}
+
+// natsRollByHelm gives the servers another image, one after the other, each
+// when the one before is healthy.
+func (w *world) natsRollByHelm(image string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	sets := w.Kube.AppsV1().StatefulSets(natsSystem)
+	for i := natsServers - 1; i >= 0; i-- {
+		patch := fmt.Appendf(nil, `{"spec":{"updateStrategy":{"type":"RollingUpdate","rollingUpdate":{"partition":%d}},
+			"template":{"spec":{"containers":[{"name":"nats","image":%q}]}}}}`, i, image)
+		name := fmt.Sprintf("nats-%d", i)
+		before, err := w.pod(natsSystem, name)
+		require.NoError(w.t, err)
+		_, err = sets.Patch(ctx, "nats", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		require.NoError(w.t, err)
+		w.replaced(natsSystem, name, before.UID)
+		w.natsHealthy("nats-0", "nats-1", "nats-2")
+	}
+	p, err := w.pod(natsSystem, "nats-0")
+	require.NoError(w.t, err)
+	require.Equal(w.t, image, p.Spec.Containers[0].Image)
 }

@@ -246,8 +246,8 @@ func (o *witness) end() {
 }
 
 // look asks all members at the same time. One that is away is certainly so: it
-// has no pod, refuses the connection or says that it is sealed; a slow machine
-// is no absence.
+// has no pod, refuses the connection twice or says that it is sealed; a slow
+// machine and one connection that broke are no absence.
 func (o *witness) look(w *world) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -265,6 +265,9 @@ func (o *witness) look(w *world) {
 				s.uid = p.UID
 			}
 			status, err := w.bao(ctx, http.MethodGet, name, "/v1/sys/seal-status", "", "")
+			if err != nil {
+				status, err = w.bao(ctx, http.MethodGet, name, "/v1/sys/seal-status", "", "")
+			}
 			var network net.Error
 			switch {
 			case err == nil:

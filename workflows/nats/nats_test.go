@@ -170,7 +170,44 @@ func TestAServerDownDuringTheRaiseParksAndTheRaiseGoesOnWhereItWas(t *testing.T)
 	var out ReplicasResult
 	h.Run(protocol.NATSReplicas, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
-	require.Equal(t, []string{"lock", "list", "raise requests refused", "raise requests", "raise events", "settle 3 for 5m10s", "settle 3 for 5m10s", "unlock"}, s.log)
+	require.Equal(t, []string{"lock", "list", "raise requests refused", "list", "raise requests", "raise events", "settle 3 for 5m10s", "list", "settle 3 for 5m10s", "unlock"}, s.log)
+}
+
+func TestAStreamThatWasRaisedAndNotProvenIsInTheReceiptOfAnAbort(t *testing.T) {
+	s := replicated()
+	s.behind = "events"
+	h := newHarness(t, s)
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("raise").Found, "it is behind")
+		h.Answer(protocol.Abort)
+	})
+	var out ReplicasResult
+	h.Run(protocol.NATSReplicas, replicas(), &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+	require.Len(t, out.Raised, 2)
+	require.Equal(t, "events", out.Raised[1].Name)
+}
+
+func TestAStreamThatItsServiceDeletesMeanwhileIsReportedAndNotWaitedForForEver(t *testing.T) {
+	for _, stage := range []string{"raise", "settle"} {
+		s := replicated()
+		h := newHarness(t, s)
+		if stage == "raise" {
+			s.behind = "requests"
+		} else {
+			s.flapping = true
+		}
+		h.At(time.Hour, func() {
+			h.Waits(stage)
+			s.do(func() { s.names, s.behind, s.flapping = []string{"events", "icms"}, "", false })
+			h.Answer(protocol.Retry)
+		})
+		var out ReplicasResult
+		h.Run(protocol.NATSReplicas, replicas(), &out)
+		require.Equal(t, protocol.OutcomeDone, out.Outcome)
+		require.Equal(t, "settle 2 for 5m10s", s.log[len(s.log)-2])
+		require.Contains(t, out.Warnings[len(out.Warnings)-1], "stream NVCF/requests was deleted, or made anew")
+	}
 }
 
 func TestAMissingLoginParksBeforeAnythingIsRaised(t *testing.T) {

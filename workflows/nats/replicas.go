@@ -2,6 +2,7 @@ package nats
 
 import (
 	"fmt"
+	"slices"
 
 	"go.temporal.io/sdk/workflow"
 
@@ -19,9 +20,13 @@ type raise struct {
 	*run
 	in    ReplicasInput
 	limit window.Duration
-	list  acts.ListResult
-	// done counts the streams of the list that are raised.
-	done int
+	// planned are the streams of the first look that were to be raised, left
+	// those that still are, and streams all whose copies are to be proven.
+	planned, left, streams []acts.Record
+	// raised are those whose configuration is raised, proven or not.
+	raised []acts.Record
+	// parked: an attempt has ended without success. Streams may have gone since.
+	parked bool
 }
 
 // Replicas raises every stream to three replicas, one after the other, and
@@ -49,31 +54,65 @@ func Replicas(ctx workflow.Context, in ReplicasInput) (ReplicasResult, error) {
 		switch {
 		case in.PlanOnly:
 			outcome = protocol.OutcomePlanned
-		case len(r.list.Raise) == 0:
+		case len(r.planned) == 0:
 			outcome = protocol.OutcomeNoChange
 		}
 	}
 	receipt := r.Close(outcome)
-	receipt.Plan = planned(r.list.Raise)
-	return ReplicasResult{Receipt: receipt, Raised: r.list.Raise[:r.done]}, nil
+	receipt.Plan = planned(r.planned)
+	return ReplicasResult{Receipt: receipt, Raised: r.raised}, nil
 }
 
 func (r *raise) look(ctx workflow.Context, s *stage.Scope) error {
+	got, err := r.listed(ctx, s)
+	if err != nil {
+		return err
+	}
+	r.planned, r.left, r.streams = got.Raise, got.Raise, slices.Concat(got.Raise, got.Already)
+	s.Note("%d streams to raise, %d have three replicas, %d left by the plan", len(got.Raise), len(got.Already), got.Left)
+	return nil
+}
+
+func (r *raise) listed(ctx workflow.Context, s *stage.Scope) (acts.ListResult, error) {
 	var got acts.ListResult
 	err := r.Do(ctx, s, acts.ListActivity, "list the streams of "+r.Site.Namespace, r.limit, acts.ListRequest{
 		Place: r.place(), Logins: r.in.Logins, Leave: r.in.Leave, Limit: r.limit.D(),
 	}, &got)
 	if err != nil {
-		return err
+		return got, err
 	}
 	r.Keep(got.Evidence)
 	if len(got.Findings) > 0 {
-		return datastore.Parking(got.Findings)
+		return got, datastore.Parking(got.Findings)
 	}
-	r.list = got
-	s.Note("%d streams to raise, %d have three replicas, %d left by the plan", len(got.Raise), len(got.Already), got.Left)
+	return got, nil
+}
+
+// anew lists the streams again after a parking: one that its service has
+// deleted, or made anew, meanwhile would be waited for for ever.
+func (r *raise) anew(ctx workflow.Context, s *stage.Scope) error {
+	if !r.parked {
+		return nil
+	}
+	got, err := r.listed(ctx, s)
+	if err != nil {
+		return err
+	}
+	now := slices.Concat(got.Raise, got.Already)
+	gone := func(b acts.Record) bool {
+		return !slices.ContainsFunc(now, func(n acts.Record) bool { return same(n, b) && n.Created.Equal(b.Created) })
+	}
+	for _, b := range r.streams {
+		if gone(b) {
+			r.Warn(b.String() + " was deleted, or made anew, while the run went on: nothing is proven of it. If it is there, start again to raise it")
+		}
+	}
+	r.streams = slices.DeleteFunc(slices.Clone(r.streams), gone)
+	r.left = slices.DeleteFunc(slices.Clone(r.left), gone)
 	return nil
 }
+
+func same(a, b acts.Record) bool { return a.AccountID == b.AccountID && a.Name == b.Name }
 
 // planned is the list as the command line and the receipt show it.
 func planned(list []acts.Record) *protocol.Plan {
@@ -86,14 +125,19 @@ func planned(list []acts.Record) *protocol.Plan {
 	return p
 }
 
-func (r *raise) raise(ctx workflow.Context, s *stage.Scope) error {
-	for r.done < len(r.list.Raise) {
+func (r *raise) raise(ctx workflow.Context, s *stage.Scope) (err error) {
+	defer func() { r.parked = err != nil }()
+	if err := r.anew(ctx, s); err != nil {
+		return err
+	}
+	total := len(r.planned)
+	for len(r.left) > 0 {
 		if err := s.Safe(ctx); err != nil {
 			return err
 		}
-		stream := r.list.Raise[r.done]
+		stream := r.left[0]
 		s.Current(stream.String())
-		s.Progress(r.done, len(r.list.Raise), 0)
+		s.Progress(total-len(r.left), total, 0)
 		var got acts.RaiseResult
 		err := r.Do(ctx, s, acts.RaiseActivity, "raise "+stream.String(), r.limit, acts.RaiseRequest{
 			Place: r.place(), Logins: r.in.Logins, Stream: stream, Limit: r.limit.D(),
@@ -102,27 +146,34 @@ func (r *raise) raise(ctx workflow.Context, s *stage.Scope) error {
 			return err
 		}
 		r.Keep(got.Evidence)
+		known := slices.ContainsFunc(r.raised, func(b acts.Record) bool { return same(b, stream) })
+		if (got.OK || got.Changed) && !known {
+			r.raised = append(r.raised, stream)
+		}
 		if !got.OK {
 			return datastore.Parking(got.Findings)
 		}
-		r.done++
+		r.left = r.left[1:]
 	}
-	s.Progress(r.done, len(r.list.Raise), 0)
-	s.Note("%d streams raised", r.done)
+	s.Progress(total, total, 0)
+	s.Note("%d streams raised", len(r.raised))
 	return nil
 }
 
-func (r *raise) settle(ctx workflow.Context, s *stage.Scope) error {
-	streams := append(append([]acts.Record{}, r.list.Raise...), r.list.Already...)
-	if len(streams) == 0 {
+func (r *raise) settle(ctx workflow.Context, s *stage.Scope) (err error) {
+	defer func() { r.parked = err != nil }()
+	if err := r.anew(ctx, s); err != nil {
+		return err
+	}
+	if len(r.streams) == 0 {
 		s.Note("there is no stream")
 		return nil
 	}
 	// The calm itself takes its time, however short the plan's limit.
 	limit := r.limit + window.Duration(acts.StableFor)
 	var got acts.SettleResult
-	err := r.Do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(streams)), limit,
-		acts.SettleRequest{Place: r.place(), Streams: streams, Limit: limit.D()}, &got)
+	err = r.Do(ctx, s, acts.SettleActivity, fmt.Sprintf("prove the replicas of %d streams", len(r.streams)), limit,
+		acts.SettleRequest{Place: r.place(), Streams: r.streams, Limit: limit.D()}, &got)
 	if err != nil {
 		return err
 	}
@@ -130,6 +181,6 @@ func (r *raise) settle(ctx workflow.Context, s *stage.Scope) error {
 	if !got.OK {
 		return datastore.Parking(got.Findings)
 	}
-	s.Note("%d streams with a leader and current replicas for %s", len(streams), acts.StableFor)
+	s.Note("%d streams with a leader and current replicas for %s", len(r.streams), acts.StableFor)
 	return nil
 }

@@ -3,6 +3,7 @@ package nats
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -29,6 +30,8 @@ type system struct {
 	replicas map[string]int
 	down     string
 	flapping bool
+	// behind is a stream that is raised and whose copies do not come.
+	behind string
 	// after the roll
 	lost, emptied []string
 	looks         int
@@ -128,7 +131,11 @@ func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult
 		return acts.RaiseResult{Findings: found, Evidence: s.seen()}, nil
 	}
 	s.say("raise %s", r.Stream.Name)
+	changed := s.replicas[r.Stream.Name] < acts.TargetReplicas
 	s.replicas[r.Stream.Name] = acts.TargetReplicas
+	if s.behind == r.Stream.Name || !slices.Contains(s.names, r.Stream.Name) {
+		return acts.RaiseResult{Changed: changed, Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: r.Stream.String(), Expected: "2 current replicas", Found: "it is behind"}}}, nil
+	}
 	return acts.RaiseResult{OK: true, Changed: true, Evidence: s.seen()}, nil
 }
 

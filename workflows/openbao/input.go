@@ -65,11 +65,11 @@ type ReplaceInput struct {
 	// ApproveStepDown asks a person before leadership is moved.
 	ApproveStepDown bool `json:"approveStepDown,omitempty"`
 	// Limit is how long members that are sealed, join or lag are waited for,
-	// before each act and after it (default 5 m).
+	// before each act and after it, until their 5 s of calm begin (default 5 m).
 	Limit window.Duration `json:"limit,omitempty"`
 	// DeleteLimit (default 3 m) and ReadyLimit (default 5 m) bound the deletion
 	// of a pod and the start of the next, TransferLimit (default 1 m) each
-	// attempt to move leadership.
+	// attempt to move leadership, until the 5 s of calm begin.
 	DeleteLimit   window.Duration `json:"deleteLimit,omitempty"`
 	ReadyLimit    window.Duration `json:"readyLimit,omitempty"`
 	TransferLimit window.Duration `json:"transferLimit,omitempty"`

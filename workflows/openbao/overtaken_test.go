@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/mock"
 	"github.com/stretchr/testify/require"
+	enumspb "go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/temporal"
 
@@ -147,4 +148,80 @@ func TestASnapshotHasTimeForAllItsTries(t *testing.T) {
 	var out SnapshotResult
 	h.Run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site(), Limit: window.Duration(5 * time.Minute), TransferLimit: window.Duration(10 * time.Minute)}, &out)
 	require.GreaterOrEqual(t, given, 45*time.Minute, "each try may wait for an active member and then take its time")
+}
+
+// TestAStepThatMayHaveBegunBeforeAnOutageIsHalfDone: the worker dies after the
+// act, none takes the retry, and what is scheduled anew fails at once, knowing
+// nothing of it.
+func TestAStepThatMayHaveBegunBeforeAnOutageIsHalfDone(t *testing.T) {
+	lost := temporal.NewTimeoutError(enumspb.TIMEOUT_TYPE_SCHEDULE_TO_START, nil)
+	for name, half := range map[string]string{acts.ReplaceActivity: "replacement of openbao-server-1", acts.StepDownActivity: "step-down of openbao-server-0"} {
+		s := newSystem()
+		h := newHarness(t, s)
+		calls := 0
+		next := func() error {
+			if calls++; calls == 1 {
+				return lost
+			}
+			return marked(true)
+		}
+		if name == acts.ReplaceActivity {
+			h.OnActivity(name, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+				if calls == 0 {
+					_, _ = s.replace(ctx, r)
+				}
+				return acts.ReplaceResult{}, next()
+			})
+		} else {
+			h.OnActivity(name, mock.Anything, mock.Anything).Return(func(context.Context, acts.StepDownRequest) (acts.StepDownResult, error) {
+				return acts.StepDownResult{}, next()
+			})
+		}
+		h.At(time.Hour, func() {
+			require.Contains(t, h.Waits("replace").Why, "half done: "+half)
+			h.Answer(protocol.Abort)
+		})
+		var out ReplaceResult
+		h.Run(protocol.OpenBaoReplace, replacement(), &out)
+		require.Len(t, out.LeftBehind, 1)
+		require.Contains(t, out.LeftBehind[0], half)
+	}
+}
+
+func TestTheCalmHasItsTimeHoweverShortTheLimits(t *testing.T) {
+	s := newSystem()
+	h := newHarness(t, s)
+	h.OnActivity(acts.ReplaceActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+		require.Equal(t, 4*time.Second+acts.StableFor, r.Limit)
+		return s.replace(ctx, r)
+	})
+	h.OnActivity(acts.StepDownActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.StepDownRequest) (acts.StepDownResult, error) {
+		require.Equal(t, 4*time.Second+acts.StableFor, r.Limit)
+		require.Equal(t, 3*time.Second+acts.StableFor, r.Transfer)
+		return s.stepDown(ctx, r)
+	})
+	in := replacement()
+	in.Limit, in.TransferLimit = window.Duration(4*time.Second), window.Duration(3*time.Second)
+	var out ReplaceResult
+	h.Run(protocol.OpenBaoReplace, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+}
+
+func TestMembersThatATemplateMadeStaleAfterTheSurveyAreAChange(t *testing.T) {
+	s := newSystem()
+	for i := range s.view.Members {
+		s.view.Members[i].Revision, s.view.Members[i].Version = "new", "2.6.3"
+	}
+	h := newHarness(t, s)
+	surveys := 0
+	h.OnActivity(acts.SurveyActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.SurveyRequest) (acts.SurveyResult, error) {
+		if surveys++; surveys == 2 {
+			s.do(func() { s.view.Members[1].Revision = "overtaken" })
+		}
+		return s.survey(ctx, r)
+	})
+	var out ReplaceResult
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
+	require.Contains(t, s.log, "openbao-server-1 proven")
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }

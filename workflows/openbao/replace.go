@@ -79,7 +79,7 @@ func Replace(ctx workflow.Context, in ReplaceInput) (ReplaceResult, error) {
 		switch {
 		case in.PlanOnly:
 			outcome = protocol.OutcomePlanned
-		case len(r.first.Steps) == 0:
+		case len(r.first.Steps) == 0 && r.done == 0:
 			outcome = protocol.OutcomeNoChange
 		}
 	}
@@ -197,11 +197,24 @@ func (r *replacing) finish(ctx workflow.Context, s *stage.Scope) error {
 // memberLimit and leaderLimit are how long an activity may take: the looks
 // before, the act, the looks after.
 func (r *replacing) memberLimit() window.Duration {
-	return window.Duration(acts.RecheckLimit) + r.in.DeleteLimit + r.in.ReadyLimit + r.in.Limit
+	return window.Duration(acts.RecheckLimit) + r.in.DeleteLimit + r.in.ReadyLimit + calmAfter(r.in.Limit)
 }
 
 func (r *replacing) leaderLimit() window.Duration {
-	return window.Duration(acts.RecheckLimit) + r.in.TransferLimit
+	return window.Duration(acts.RecheckLimit) + calmAfter(r.in.TransferLimit)
+}
+
+// calmAfter adds the calm to a limit that its proof must fit: it takes its
+// time, however short the plan's limit.
+func calmAfter(limit window.Duration) window.Duration { return limit + window.Duration(acts.StableFor) }
+
+// do runs an activity of a step. One that had to be scheduled again may have
+// been begun by a worker that died, and the new one knows nothing of it.
+func (r *replacing) do(ctx workflow.Context, s *stage.Scope, name, summary string, limit window.Duration, req, out any) error {
+	before := s.Unanswered()
+	err := r.Do(ctx, s, name, summary, limit+window.Duration(acts.LookLimit), req, out)
+	r.begun = r.begun || s.Unanswered() > before
+	return err
 }
 
 // failed sorts the error of an activity: one that came before anything was
@@ -219,9 +232,9 @@ func (r *replacing) failed(err error, untouched *error) error {
 // it is not the next one any more.
 func (r *replacing) member(ctx workflow.Context, s *stage.Scope, step acts.Step, untouched *error) (done bool, err error) {
 	var got acts.ReplaceResult
-	err = r.Do(ctx, s, acts.ReplaceActivity, step.String(), r.memberLimit()+window.Duration(acts.LookLimit), acts.ReplaceRequest{
+	err = r.do(ctx, s, acts.ReplaceActivity, step.String(), r.memberLimit(), acts.ReplaceRequest{
 		Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed,
-		Limit: r.in.Limit.D(), Delete: r.in.DeleteLimit.D(), Ready: r.in.ReadyLimit.D(),
+		Limit: calmAfter(r.in.Limit).D(), Delete: r.in.DeleteLimit.D(), Ready: r.in.ReadyLimit.D(),
 	}, &got)
 	if err != nil {
 		return false, r.failed(err, untouched)
@@ -257,9 +270,9 @@ func (r *replacing) leader(ctx workflow.Context, s *stage.Scope, step acts.Step,
 	var found []finding.Finding
 	for r.asked < attempts {
 		var got acts.StepDownResult
-		err := r.Do(ctx, s, acts.StepDownActivity, fmt.Sprintf("%s, attempt %d", step, r.asked+1), r.leaderLimit()+window.Duration(acts.LookLimit),
+		err := r.do(ctx, s, acts.StepDownActivity, fmt.Sprintf("%s, attempt %d", step, r.asked+1), r.leaderLimit(),
 			acts.StepDownRequest{Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed,
-				Limit: r.in.Limit.D(), Transfer: r.in.TransferLimit.D()}, &got)
+				Limit: calmAfter(r.in.Limit).D(), Transfer: calmAfter(r.in.TransferLimit).D()}, &got)
 		if err != nil {
 			return false, r.failed(err, untouched)
 		}

@@ -42,6 +42,7 @@ func (s *Scope) Activity(ctx workflow.Context, queue string, result any, activit
 		if strings.HasPrefix(queue, "gpu/") {
 			return nobodyPolls(queue, startWithin)
 		}
+		s.unanswered++
 		if !waiting {
 			served, waiting = s.Unserved(queue, since), true
 		}
@@ -52,6 +53,10 @@ func (s *Scope) Activity(ctx workflow.Context, queue string, result any, activit
 	}, activity, args...)
 	return s.stopped(ctx, err)
 }
+
+// Unanswered counts how often an activity of the stage was scheduled again. The
+// one before may have begun: its worker died, and no other took the retry.
+func (s *Scope) Unanswered() int { return s.unanswered }
 
 // Unserved has status say that no worker polls the queue, until served is
 // called.

@@ -23,6 +23,8 @@ type Scope struct {
 	run   *Run
 	row   int
 	stage Stage
+	// unanswered counts activities that were scheduled again.
+	unanswered int
 }
 
 type (

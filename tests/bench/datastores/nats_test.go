@@ -114,8 +114,8 @@ func natsGates(b testing.TB, acts []act, raised *sightings) (total time.Duration
 			}
 			require.NoError(b, json.Unmarshal(a.input, &in))
 			at := raised.at[in.Stream.Name]
-			require.WithinRange(b, at, a.from, a.to, "when %s was seen raised", in.Stream.Name)
-			total += a.to.Sub(at)
+			require.False(b, at.Before(a.from), "%s was seen raised at %s, before its raise", in.Stream.Name, at)
+			total += max(0, a.to.Sub(at)) // a bystander on a busy machine may see it only afterwards
 			found++
 		}
 	}
@@ -131,8 +131,8 @@ func TestOnlyWhatTheGuideLacksIsAGateOfNATS(t *testing.T) {
 	got := natsGates(t, []act{
 		one("nats.List", "{}", 0, 5), one("nats.Raise", `{"stream":{"name":"events"}}`, 5, 10), one("nats.Raise", `{"stream":{"name":"requests"}}`, 10, 20),
 		one("nats.Settle", "{}", 20, 35), one("lease.Release", "{}", 35, 40),
-	}, &sightings{at: map[string]time.Time{"events": at.Add(6 * time.Second), "requests": at.Add(17 * time.Second)}})
-	require.Equal(t, (4+3+15)*time.Second, got)
+	}, &sightings{at: map[string]time.Time{"events": at.Add(6 * time.Second), "requests": at.Add(21 * time.Second)}})
+	require.Equal(t, (4+0+15)*time.Second, got, "the second one was seen after its raise had ended")
 }
 
 // queue is the world with NATS and a client of it.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -170,7 +171,7 @@ type watcher struct {
 // membersSeen is one look: who had which pod, and what check_openbao would say.
 type membersSeen struct {
 	at      time.Time
-	pods    map[string]string // UIDs by name
+	pods    map[string]string // UIDs by name, of those that nobody deletes
 	healthy bool
 	active  string
 }
@@ -184,7 +185,9 @@ func (s *watcher) look(o *openbao) {
 	}
 	now := membersSeen{pods: map[string]string{}}
 	for _, p := range pods.Items {
-		now.pods[p.Name] = string(p.UID)
+		if p.DeletionTimestamp == nil {
+			now.pods[p.Name] = string(p.UID)
+		}
 	}
 	whole, actives := 0, 0
 	for _, m := range openbaoMembers {
@@ -213,11 +216,12 @@ func (s *watcher) look(o *openbao) {
 	s.looks = append(s.looks, now)
 }
 
-// gates is how long a run has gone on looking when the guide's own checks had
-// been passed: the time from there to the end of the activity. For a replaced
-// member they are three healthy members, the new pod among them; for a
-// step-down, another active one.
-func (s *watcher) gates(b *testing.B, acts []act) (total time.Duration) {
+// gates is how long a run has looked where the guide does not: before each step,
+// from the beginning of the activity to the last look that saw the pod there, or
+// the member active; after it, once the guide's own checks had been passed, to
+// the end of the activity. For a replaced member these are three healthy
+// members, the new pod among them; for a step-down, another active one.
+func (s *watcher) gates(b testing.TB, acts []act) (total time.Duration) {
 	b.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,6 +235,9 @@ func (s *watcher) gates(b *testing.B, acts []act) (total time.Duration) {
 			continue
 		}
 		require.NoError(b, json.Unmarshal(a.input, &step))
+		total += s.before(a, func(l membersSeen) bool {
+			return a.kind == "openbao.Replace" && l.pods[step.Pod] == step.UID || a.kind == "openbao.StepDown" && l.active == step.Pod
+		})
 		for _, l := range s.looks {
 			if l.at.Before(a.from) || l.at.After(a.to) || !l.healthy {
 				continue
@@ -244,4 +251,36 @@ func (s *watcher) gates(b *testing.B, acts []act) (total time.Duration) {
 	}
 	require.Equal(b, len(openbaoMembers)+1, found, "steps in which the guide's check was seen to pass, of a run with a step-down")
 	return total
+}
+
+// before is how long an activity has run when its step was last seen undone.
+func (s *watcher) before(a act, undone func(membersSeen) bool) (took time.Duration) {
+	for _, l := range s.looks {
+		if !l.at.Before(a.from) && !l.at.After(a.to) && undone(l) {
+			took = l.at.Sub(a.from)
+		}
+	}
+	return took
+}
+
+func TestOnlyWhatTheGuideLacksIsAGateOfOpenBao(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	var acts []act
+	s := &watcher{}
+	step := func(kind string, from int, pod string, undone, done membersSeen) {
+		acts = append(acts, act{span: span{at(from), at(from + 20)}, kind: kind, input: json.RawMessage(fmt.Sprintf(`{"pod":%q,"uid":"old"}`, pod))})
+		undone.healthy, done.healthy = true, true
+		for second, l := range map[int]membersSeen{2: undone, 5: undone, 9: {}, 13: done, 17: done} {
+			l.at = at(from + second)
+			s.looks = append(s.looks, l)
+		}
+	}
+	for i, pod := range []string{"a", "b"} {
+		step("openbao.Replace", 30*i, pod, membersSeen{pods: map[string]string{pod: "old"}}, membersSeen{pods: map[string]string{pod: "new"}})
+	}
+	step("openbao.StepDown", 60, "c", membersSeen{active: "c"}, membersSeen{active: "a"})
+	step("openbao.Replace", 90, "c", membersSeen{pods: map[string]string{"c": "old"}}, membersSeen{pods: map[string]string{"c": "new"}})
+	slices.SortFunc(s.looks, func(x, y membersSeen) int { return x.at.Compare(y.at) })
+	require.Equal(t, 4*(5+7)*time.Second, s.gates(t, acts), "five seconds before each step, seven after its check was passed")
 }
