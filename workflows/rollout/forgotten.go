@@ -3,7 +3,6 @@ package rollout
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"go.temporal.io/sdk/workflow"
@@ -15,7 +14,7 @@ import (
 // remind gives foreign automation the hosts back that a GPUNode kept it off and
 // was ended by force before it could. Without such hosts there is no stage.
 func (h *hypervisors) remind(ctx workflow.Context) error {
-	names := slices.Sorted(maps.Keys(h.seen))
+	names := workflow.DeterministicKeys(h.seen)
 	names = slices.DeleteFunc(names, func(name string) bool { return !h.seen[name].KeptOff })
 	if len(names) == 0 {
 		return nil
