@@ -12,14 +12,17 @@ import (
 	"github.com/refit-run/refit/gpuagent/setup"
 )
 
+// refusal is an error of the kernel at the end of a path, and what a person is told.
+type refusal struct {
+	framework, end string
+	err            error
+	class          setup.Class
+	says           string
+}
+
 func TestWhatTheKernelAnswersIsTold(t *testing.T) {
 	layout := map[string]int{"H100-40C": 2}
-	for name, c := range map[string]struct {
-		framework, end string
-		err            error
-		class          setup.Class
-		says           string
-	}{
+	for name, c := range map[string]refusal{
 		"VF busy":             {Vendor, "current_vgpu_type", syscall.EBUSY, setup.Wait, "virtual machine"},
 		"type refused":        {Vendor, "current_vgpu_type", syscall.EINVAL, setup.Stop, "does not take this type"},
 		"write refused":       {Vendor, "current_vgpu_type", syscall.EACCES, setup.Stop, "as root"},
@@ -38,12 +41,7 @@ func TestWhatTheKernelAnswersIsTold(t *testing.T) {
 			require.Len(t, apply(t, k, layout, node).Devices, 2, "the next run finishes it")
 		})
 	}
-	for name, c := range map[string]struct {
-		framework, end string
-		err            error
-		class          setup.Class
-		says           string
-	}{
+	for name, c := range map[string]refusal{
 		"VF busy":      {Vendor, "current_vgpu_type", syscall.EBUSY, setup.Wait, "virtual machine"},
 		"VF refuses":   {Vendor, "current_vgpu_type", syscall.EINVAL, setup.Stop, "release H100-40C on"},
 		"mdev busy":    {MDev, "remove", syscall.EBUSY, setup.Wait, "virtual machine"},

@@ -26,10 +26,7 @@ const oneKeyspace = "keyspaces=[nvcf_api]"
 // go wrong with three.
 func TestCassandra(t *testing.T) {
 	w := upCassandra(t)
-	for _, test := range []struct {
-		behaviour string
-		run       func(w *world)
-	}{
+	if !w.through(t, []step{
 		{"a snapshot that is there counts as done", (*world).cassandraBackup},
 		{"a migration left half done waits for a person", (*world).cassandraLedger},
 		{"bootstrap loses no row and refuses nobody", (*world).cassandraBootstrap},
@@ -38,10 +35,8 @@ func TestCassandra(t *testing.T) {
 		{"members that disagree on the schema are waited for", (*world).cassandraDisagrees},
 		{"a member that dies in the middle of a repair leaves none undone", (*world).cassandraDiesInARepair},
 		{"a member that refuses the login stops the run", (*world).cassandraRefusedOnOne},
-	} {
-		if !t.Run(test.behaviour, func(t *testing.T) { test.run(w.in(t)) }) {
-			return // the next one would find what this one has left
-		}
+	}) {
+		return
 	}
 	w.harmless("ledger", "bootstrap", "replicated", "dies", "refused")
 }

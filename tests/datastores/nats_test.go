@@ -30,10 +30,7 @@ var requests = jetstream.StreamConfig{Name: "requests", Storage: jetstream.Memor
 func TestNATS(t *testing.T) {
 	w := up(t, "nats")
 	w.natsHealthy("nats-0", "nats-1", "nats-2")
-	for _, test := range []struct {
-		behaviour string
-		run       func(w *world)
-	}{
+	w.through(t, []step{
 		{"what does not drain parks with its stream, and what nobody can see is not drained", (*world).natsDrains},
 		{"a drain outlives the worker that waits for it", (*world).natsDrainOutlivesTheWorker},
 		{"a queue that a restart empties while it is waited for is lost, not drained", (*world).natsLosesWhatItHeld},
@@ -43,11 +40,7 @@ func TestNATS(t *testing.T) {
 		{"a replica that flaps begins the wait anew", (*world).natsReplicaFlaps},
 		{"a roll is checked against the streams before it", (*world).natsRoll},
 		{"every account is logged in to by its own credentials", (*world).natsAccounts},
-	} {
-		if !t.Run(test.behaviour, func(t *testing.T) { test.run(w.in(t)) }) {
-			return // the next one would find what this one has left
-		}
-	}
+	})
 }
 
 // parks waits until the run is parked with this text.

@@ -26,10 +26,7 @@ func TestOpenBaoHardCases(t *testing.T) {
 	t.Parallel()
 	w := up(t, "openbao")
 	w.openbaoWhole()
-	for _, test := range []struct {
-		behaviour string
-		run       func(w *world)
-	}{
+	w.through(t, []step{
 		{"a token that is not good parks before anything is touched", (*world).openbaoWrongToken},
 		{"a snapshot that breaks off is not stored", (*world).openbaoTruncated},
 		{"a second member that is down is waited for, then a person is asked", (*world).openbaoSecondDown},
@@ -37,11 +34,7 @@ func TestOpenBaoHardCases(t *testing.T) {
 		{"the order is found anew when leadership moves with a deletion", (*world).openbaoMoves},
 		{"a step-down without effect is asked thrice, then a person; a lost reply is no second one", (*world).openbaoDeafThenLost},
 		{"without a quorum nothing is replaced and no snapshot is taken", (*world).openbaoNoQuorum},
-	} {
-		if !t.Run(test.behaviour, func(t *testing.T) { test.run(w.in(t)) }) {
-			return // the next one would find what this one has left
-		}
-	}
+	})
 }
 
 // TestOpenBaoKills kills the worker with -9 at every step: at each stage, at

@@ -22,18 +22,11 @@ func TestOpenBao(t *testing.T) {
 	t.Parallel()
 	w := up(t, "openbao")
 	w.openbaoWhole()
-	for _, test := range []struct {
-		behaviour string
-		run       func(w *world)
-	}{
+	w.through(t, []step{
 		{"the active member's snapshot is stored with what opens it", (*world).openbaoSnapshot},
 		{"a template of another image is refused and a plan touches nothing", (*world).openbaoPlan},
 		{"members are replaced one at a time, also when one is Ready and sealed and the worker dies", (*world).openbaoReplace},
-	} {
-		if !t.Run(test.behaviour, func(t *testing.T) { test.run(w.in(t)) }) {
-			return // the next one would find what this one has left
-		}
-	}
+	})
 }
 
 // snapped is the result of an OpenBaoSnapshot.

@@ -50,6 +50,23 @@ func up(t *testing.T, stores ...string) *world {
 // in is the same world for a subtest.
 func (w *world) in(t *testing.T) *world { return &world{Sandbox: w.Sandbox.In(t), t: t} }
 
+// step is one of the subtests of a world.
+type step struct {
+	behaviour string
+	run       func(w *world)
+}
+
+// through takes the world through the steps. It stops at one that fails, because
+// the next one would find what that has left.
+func (w *world) through(t *testing.T, steps []step) bool {
+	for _, s := range steps {
+		if !t.Run(s.behaviour, func(t *testing.T) { s.run(w.in(t)) }) {
+			return false
+		}
+	}
+	return true
+}
+
 // eventually waits until f gives no error, and fails with the last one.
 func (w *world) eventually(what string, f func(ctx context.Context) error) {
 	w.t.Helper()
