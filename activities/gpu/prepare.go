@@ -103,7 +103,7 @@ type PrepareResult struct {
 // in MIG mode (NVIDIA Fabric Manager, "Interoperability with MIG").
 var MIGReadings = []string{
 	"MIG mode", "MIG layout", "row remap", "row remap reserve", "memory total", "P2P",
-	"NVLink up", "NVLink speed", "NVLink errors", "NVLink 5 errors",
+	"NVLink up", "NVLink speed", "NVLink errors",
 }
 
 // WithoutMIG is the baseline for a host whose MIG set-up was changed on
