@@ -15,9 +15,9 @@ import (
 // The real windows of this case are as short as the stages' own estimates
 // allow: a stage starts only where its whole estimate fits.
 const (
-	// beforeClose is what the stages up to the Helm step and its estimate need,
-	// with as much again for a busy machine.
-	beforeClose = 110 * time.Second
+	// beforeClose is the estimate of the Helm step (120 s with the limits below),
+	// and what the stages before it need, with as much again for a busy machine.
+	beforeClose = 135 * time.Second
 	// closed is how long the window stays shut: enough to see the wait.
 	closed = 25 * time.Second
 	// lastHost is when the batch is begun: later than that its measured estimate
