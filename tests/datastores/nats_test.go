@@ -28,6 +28,7 @@ var requests = jetstream.StreamConfig{Name: "requests", Storage: jetstream.Memor
 // TestNATS runs everything on one set of three servers; each subtest leaves
 // them without streams.
 func TestNATS(t *testing.T) {
+	t.Parallel()
 	w := up(t, "nats")
 	w.natsHealthy("nats-0", "nats-1", "nats-2")
 	w.through(t, []step{
