@@ -78,7 +78,7 @@ const declared = `{"services": ["nvidia-persistenced"], "sharedMemoryMiB": 4, "t
 // A GPU host may have neither Go nor a network.
 func TestTheBundle(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil && os.Getenv("CI") == "" {
-		t.Skip("no C compiler")
+		t.Skip("no C compiler: install gcc and the C library's headers")
 	}
 	dir := bundled(t)
 	tree, env := aGPU(t)

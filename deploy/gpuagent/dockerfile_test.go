@@ -77,7 +77,7 @@ func TestTheBaseIsPinnedAndNotOlderThanTheBinaryNeeds(t *testing.T) {
 	require.NotNil(t, base, by["FROM"][0])
 	// Built here, as the bundle is, so that the compiler and glibc are this host's.
 	if _, err := exec.LookPath("gcc"); err != nil && os.Getenv("CI") == "" {
-		t.Skip("no C compiler")
+		t.Skip("no C compiler: install gcc and the C library's headers")
 	}
 	binary := filepath.Join(t.TempDir(), "refit-gpuagent")
 	build := exec.Command("go", "build", "-trimpath", "-o", binary, "../../gpuagent/cmd/refit-gpuagent")
