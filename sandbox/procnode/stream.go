@@ -128,10 +128,8 @@ func serveLogs(w http.ResponseWriter, r *http.Request, one *pod.Pod) {
 
 func logOptions(r *http.Request) (o pod.LogOptions, err error) {
 	query := r.URL.Query()
-	for _, name := range []string{"timestamps", "sinceSeconds", "sinceTime"} {
-		if v := query.Get(name); v != "" && v != "false" {
-			return o, fmt.Errorf("logs: this node keeps no times of lines; leave %s out", name)
-		}
+	if v := query.Get("timestamps"); v != "" && v != "false" {
+		return o, errors.New("logs: this node keeps no time of each line; leave timestamps out")
 	}
 	number := func(name string, into *int) {
 		if v := query.Get(name); v != "" && err == nil {
@@ -144,6 +142,16 @@ func logOptions(r *http.Request) (o pod.LogOptions, err error) {
 		if v := query.Get(name); v != "" && err == nil {
 			*into, err = strconv.ParseBool(v)
 		}
+	}
+	if v := query.Get("sinceTime"); v != "" {
+		if o.Since, err = time.Parse(time.RFC3339, v); err != nil {
+			return o, fmt.Errorf("logs: sinceTime: expected a time as 2006-01-02T15:04:05Z, found %q", v)
+		}
+	}
+	if query.Has("sinceSeconds") {
+		seconds := 0
+		number("sinceSeconds", &seconds)
+		o.Since = time.Now().Add(-time.Duration(seconds) * time.Second)
 	}
 	o.Tail = -1
 	number("tailLines", &o.Tail)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/refit-run/refit/activities/kube"
@@ -169,6 +170,35 @@ func TestLogsCanBeCutAndFollowed(t *testing.T) {
 	require.Equal(t, "last\n", string(rest))
 	_, err = s.kube.CoreV1().Pods(s.name).GetLogs("log", &corev1.PodLogOptions{Timestamps: true}).DoRaw(t.Context())
 	require.True(t, apierrors.IsBadRequest(err), "what is not there is refused: %v", err)
+}
+
+func TestLogsCanBeReadSinceAMoment(t *testing.T) {
+	s := newSpace(t)
+	s.create("log", one(shell, `echo old; printf 'begun '; while ! test -e "$HOME/go"; do sleep 0.02; done; echo and ended; echo new; exec sleep 600`))
+	s.ready(1)
+	var moment metav1.Time
+	s.eventually("the old line has its age", func(context.Context) error {
+		moment = metav1.Now()
+		if out := s.logs("log", corev1.PodLogOptions{SinceTime: &moment}); out != "begun " {
+			return fmt.Errorf("found %q", out)
+		}
+		return nil
+	})
+	s.exec(false, "log", nil, "sh", "-c", `: > "$HOME/go"`)
+	s.eventually("two lines came since", func(context.Context) error {
+		if out := s.logs("log", corev1.PodLogOptions{SinceTime: &moment}); out != "begun and ended\nnew\n" {
+			return fmt.Errorf("found %q", out)
+		}
+		return nil
+	})
+	require.Equal(t, "new\n", s.logs("log", corev1.PodLogOptions{SinceTime: &moment, TailLines: ptr.To[int64](1)}))
+	require.Equal(t, "old\nbegun and ended\nnew\n", s.logs("log", corev1.PodLogOptions{SinceSeconds: ptr.To[int64](3600)}))
+	s.eventually("a second later nothing came since", func(context.Context) error {
+		if out := s.logs("log", corev1.PodLogOptions{SinceSeconds: ptr.To[int64](1)}); out != "" {
+			return fmt.Errorf("found %q", out)
+		}
+		return nil
+	})
 }
 
 // exec on this machine is for those with the API server's certificate.

@@ -245,6 +245,7 @@ func (c *container) supervise(exited <-chan int) int {
 	defer probes.Wait()
 	defer cancel()
 	c.probe(ctx, &probes)
+	probes.Go(func() { c.noteTimes(ctx) })
 	select {
 	case code := <-exited:
 		return code

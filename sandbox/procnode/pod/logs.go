@@ -18,6 +18,8 @@ type LogOptions struct {
 	// Tail is a number of lines, negative for all, and Limit one of bytes, 0
 	// for all.
 	Tail, Limit int
+	// Since leaves out what is older; the zero time leaves out nothing.
+	Since time.Time
 }
 
 // followEvery is how often a followed log is looked at.
@@ -39,11 +41,9 @@ func (p *Pod) Logs(ctx context.Context, name string, o LogOptions) (io.ReadClose
 	if err != nil {
 		return nil, fmt.Errorf("log of container %s, start %d: %w", name, restart+1, err)
 	}
-	if o.Tail >= 0 {
-		if err := seekTail(f, o.Tail); err != nil {
-			_ = f.Close()
-			return nil, err
-		}
+	if err := o.seek(f); err != nil {
+		_ = f.Close()
+		return nil, err
 	}
 	r, w := io.Pipe()
 	go func() {
@@ -87,22 +87,40 @@ func (c *container) copyLog(ctx context.Context, w io.Writer, f io.Reader, resta
 	}
 }
 
-// seekTail puts the file before its last lines.
-func seekTail(f *os.File, lines int) error {
-	const block = 64 << 10
-	end, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return err
+// seek puts the file before the lines that are wanted.
+func (o LogOptions) seek(f *os.File) error {
+	var tail, since int64
+	if o.Tail >= 0 {
+		end, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return err
+		}
+		if tail, err = lastLines(f, end, o.Tail); err != nil {
+			return err
+		}
 	}
+	if !o.Since.IsZero() {
+		var err error
+		if since, err = linesSince(f, o.Since); err != nil {
+			return err
+		}
+	}
+	_, err := f.Seek(max(tail, since), io.SeekStart)
+	return err
+}
+
+// lastLines is where the last lines of a file's part up to end begin.
+func lastLines(f io.ReaderAt, end int64, lines int) (int64, error) {
+	const block = 64 << 10
 	if lines == 0 {
-		return nil
+		return end, nil
 	}
 	buffer := make([]byte, block)
 	for at := end; at > 0; {
 		size := min(at, block)
 		at -= size
 		if _, err := f.ReadAt(buffer[:size], at); err != nil {
-			return err
+			return 0, err
 		}
 		part := buffer[:size]
 		if at+size == end {
@@ -111,11 +129,9 @@ func seekTail(f *os.File, lines int) error {
 		}
 		for i := bytes.LastIndexByte(part, '\n'); i >= 0; i = bytes.LastIndexByte(part[:i], '\n') {
 			if lines--; lines == 0 {
-				_, err := f.Seek(at+int64(i)+1, io.SeekStart)
-				return err
+				return at + int64(i) + 1, nil
 			}
 		}
 	}
-	_, err = f.Seek(0, io.SeekStart)
-	return err
+	return 0, nil
 }
