@@ -50,8 +50,10 @@ type Exit struct {
 
 // Exec runs a command in a container and waits for its end. A command that
 // ran and failed is no error: its caller reads Exit.Code. An error means that
-// it was not started, or that nobody knows how it ended; after the limit the
-// command may still run, because the kubelet does not kill it.
+// it was not started, or that nobody knows how it ended. After the limit, and
+// after a lost connection, the command may still run, because the kubelet does
+// not kill it. A connection that breaks between the API server and the node comes
+// through as code 0: who relies on that code looks for the command's last words.
 func (c *Client) Exec(ctx context.Context, cmd Command) (Exit, error) {
 	what := cmd.String()
 	if cmd.Output <= 0 {
@@ -79,8 +81,12 @@ func (c *Client) Exec(ctx context.Context, cmd Command) (Exit, error) {
 		exit.Code = failed.Code
 		return exit, nil
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		within := "its caller's deadline"
+		if cmd.Limit > 0 {
+			within = cmd.Limit.String()
+		}
 		return exit, finding.Finding{
-			Object: what, Expected: "an end within " + cmd.Limit.String(), Found: "none; the last it said: " + lastLine(exit),
+			Object: what, Expected: "an end within " + within, Found: "none; the last it said: " + lastLine(exit),
 			Why: "it may still run in the container", Next: "observe what it has done before it is run again",
 		}.Error(finding.Retry)
 	case ctx.Err() != nil:

@@ -51,6 +51,9 @@ func execution(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	status := run(r.Context(), query, byType)
+	if status.Status == "" {
+		return
+	}
 	_ = json.NewEncoder(byType[corev1.StreamTypeError]).Encode(status)
 	for _, s := range byType {
 		s.Close()
@@ -58,7 +61,8 @@ func execution(w http.ResponseWriter, r *http.Request) {
 	<-conn.CloseChan()
 }
 
-// run runs the command on this machine, in place of a container.
+// run runs the command on this machine, in place of a container. A command that
+// a signal ends takes the kubelet's connection with it: there is no status.
 func run(ctx context.Context, query url.Values, byType map[string]httpstream.Stream) metav1.Status {
 	argv := query["command"]
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -72,6 +76,8 @@ func run(ctx context.Context, query url.Values, byType map[string]httpstream.Str
 	switch {
 	case err == nil:
 		return metav1.Status{Status: metav1.StatusSuccess}
+	case errors.As(err, &failed) && failed.ExitCode() < 0:
+		return metav1.Status{}
 	case errors.As(err, &failed):
 		return metav1.Status{Status: metav1.StatusFailure, Reason: remotecommand.NonZeroExitCodeReason, Message: err.Error(),
 			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(failed.ExitCode())}}}}
@@ -166,6 +172,13 @@ func TestExecHasADeadlineAndSaysThatTheCommandMayStillRun(t *testing.T) {
 	cancel()
 	_, err = c.Exec(ctx, kube.Command{Namespace: ns, Pod: "db-0", Container: "db", Argv: []string{"true"}})
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestAConnectionThatIsLostBehindTheAPIServerLooksLikeExitCodeZero(t *testing.T) {
+	c, ns := podBehindKubelet(t)
+	exit, err := c.Exec(t.Context(), kube.Command{Namespace: ns, Pod: "db-0", Container: "db", Argv: []string{"sh", "-c", "echo repairing; kill -9 $$"}, Limit: 30 * time.Second})
+	require.NoError(t, err, "this is why a repair is believed by its last words only")
+	require.Equal(t, kube.Exit{Stdout: "repairing\n"}, exit)
 }
 
 // neverEnding is a stdin that stays open until the test ends.
