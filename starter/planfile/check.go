@@ -11,6 +11,8 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"github.com/refit-run/refit/activities/mask"
 )
 
 // DurationPattern is the schema pattern of window.Duration; its breach is
@@ -65,7 +67,7 @@ func (d *document) collect(out *Problems, e *jsonschema.ValidationError, schema 
 	}
 	here := e.InstanceLocation
 	below := func(name string) []string { return append(slices.Clone(here), name) }
-	got := valueAt(value, here)
+	got := shown(here, valueAt(value, here))
 	switch k := e.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
 		known := properties(schema, e.SchemaURL)
@@ -81,26 +83,26 @@ func (d *document) collect(out *Problems, e *jsonschema.ValidationError, schema 
 		if slices.Equal(k.Want, []string{"string"}) && (k.Got == "number" || k.Got == "boolean") {
 			hint = "; put it in quotes"
 		}
-		add(here, false, "is %s: want %s%s", describe(got), wanted(k.Want), hint)
+		add(here, false, "is %s: want %s%s", got, wanted(k.Want), hint)
 	case *kind.Enum:
 		var want []string
 		for _, w := range k.Want {
 			want = append(want, fmt.Sprint(w))
 		}
 		text, _ := k.Got.(string)
-		add(here, false, "is %s: want one of %s%s", describe(got), strings.Join(want, ", "), suggestion(text, want))
+		add(here, false, "is %s: want one of %s%s", got, strings.Join(want, ", "), suggestion(text, want))
 	case *kind.Minimum:
-		add(here, false, "is %s: want %s or more", describe(got), k.Want.RatString())
+		add(here, false, "is %s: want %s or more", got, k.Want.RatString())
 	case *kind.Maximum:
-		add(here, false, "is %s: want %s or less", describe(got), k.Want.RatString())
+		add(here, false, "is %s: want %s or less", got, k.Want.RatString())
 	case *kind.Pattern:
 		if k.Want == DurationPattern {
-			add(here, false, "is %s: want a duration with a unit such as 90s, 5m or 2h", describe(got))
+			add(here, false, "is %s: want a duration with a unit such as 90s, 5m or 2h", got)
 			return
 		}
-		add(here, false, "is %s: want the form %s", describe(got), k.Want)
+		add(here, false, "is %s: want the form %s", got, k.Want)
 	default:
-		add(here, false, "is %s: %s", describe(got), e.ErrorKind.KeywordPath())
+		add(here, false, "is %s: %s", got, e.ErrorKind.KeywordPath())
 	}
 }
 
@@ -146,6 +148,15 @@ func element(v any, step string) any {
 		}
 	}
 	return nil
+}
+
+// shown describes a value; one whose key may hold a secret, where a reference
+// belongs, by its type only.
+func shown(path []string, v any) string {
+	if len(path) > 0 && mask.SecretKey(path[len(path)-1]) {
+		return jsonName(v)
+	}
+	return describe(v)
 }
 
 // describe names a value by type; short scalars are shown.

@@ -22,6 +22,7 @@ const toySchema = `{
     "policy": {"type": "string", "enum": ["restore", "seal", "keepOff"]},
     "limit": {"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(ns|us|ms|s|m|h))+$"},
     "values": {"type": "object"},
+    "password": {"type": "object"},
     "rollouts": {"type": "array", "items": {"$ref": "#/$defs/Rollout"}}
   },
   "$defs": {
@@ -80,7 +81,7 @@ func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
 		{"unknown key with a near one", strings.Replace(good, "  name: tf", "  name: tf\n  namespce: x", 1),
 			`plan.yaml:5:3: release.namespce is not a key that is known here; did you mean "namespace"?`},
 		{"unknown key with none near", good + "zzzzzzzz: 1\n",
-			`plan.yaml:8:1: zzzzzzzz is not a key that is known here; known: cluster, kind, limit, policy, release, rollouts, values`},
+			`plan.yaml:8:1: zzzzzzzz is not a key that is known here; known: cluster, kind, limit, password, policy, release, rollouts, values`},
 		{"unknown key in a list", strings.Replace(good, "count: 1", "cont: 1", 1),
 			`plan.yaml:7:5: rollouts[0].cont is not a key that is known here; did you mean "count"?`},
 		{"wrong type", strings.Replace(good, "count: 1", "count: many", 1),
@@ -93,6 +94,10 @@ func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
 			`plan.yaml:8:9: policy is "restor": want one of restore, seal, keepOff; did you mean "restore"?`},
 		{"duration without unit", good + "limit: \"5\"\n",
 			`plan.yaml:8:8: limit is "5": want a duration with a unit such as 90s, 5m or 2h`},
+		{"secret where a reference is wanted", good + "password: not-a-real-one\n",
+			`plan.yaml:8:11: password is a string: want a mapping`},
+		{"number as secret", good + "password: 12345\n",
+			`plan.yaml:8:11: password is a number: want a mapping`},
 		{"missing key of a mapping", strings.Replace(good, "  name: tf", "  namespace: x", 1),
 			`plan.yaml:3:1: release.name is missing`},
 		{"missing key at the top", strings.Replace(good, "cluster: prod\n", "", 1),
