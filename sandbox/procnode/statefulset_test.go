@@ -180,6 +180,26 @@ func TestPodsOutliveTheNodeProcess(t *testing.T) {
 	require.NotContains(t, []string{after["echo-0"].Status.PodIP, after["echo-1"].Status.PodIP}, s.pod("another").Status.PodIP)
 }
 
+// What is to run once, as a hook of a chart, does not run twice because nobody
+// saw its end.
+func TestAPodThatIsNeverRestartedAndEndedWhileTheNodeWasAwayHasFailed(t *testing.T) {
+	s := newSpace(t)
+	once := member(image1).Spec
+	once.RestartPolicy = corev1.RestartPolicyNever
+	s.create("once", once)
+	s.create("again", member(image1).Spec)
+	pods := s.ready(2)
+	s.node.Suspend()
+	s.kill(pods["once"])
+	s.kill(pods["again"])
+	require.NoError(t, s.node.Start())
+	over := s.phase("once", corev1.PodFailed).Status.ContainerStatuses[0]
+	require.Zero(t, over.RestartCount)
+	require.EqualValues(t, 255, over.State.Terminated.ExitCode)
+	require.Empty(t, processes(pods["once"].UID))
+	s.restarts("again", 1, running)
+}
+
 // A pod that was deleted while the node was away ends when it is back.
 func TestDeletionsWhileTheNodeWasAwayAreSeen(t *testing.T) {
 	s := newSpace(t)

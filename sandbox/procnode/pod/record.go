@@ -62,7 +62,7 @@ func (p *Pod) save() error {
 
 // Load finds the pod that an earlier node process left in the folder, with the
 // processes of its that still run. Those that died meanwhile count as
-// restarted, as after a reboot.
+// restarted, as after a reboot, or have ended where the policy is Never.
 func Load(host *Host, dir string) (*Pod, error) {
 	data, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
@@ -100,10 +100,15 @@ func Load(host *Host, dir string) (*Pod, error) {
 
 // died notes a process whose end nobody saw.
 func (c *container) died() {
-	c.last = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+	over := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
 		ExitCode: unknownExit, Reason: "ContainerStatusUnknown", Message: "the process ended while the node was away",
 		StartedAt: c.state.Running.StartedAt, FinishedAt: metav1.Now(),
 	}}
+	if c.pod.object.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		c.state, c.finished = over, true
+		return
+	}
+	c.last = over
 	c.state = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}
 	c.restarts++
 }
