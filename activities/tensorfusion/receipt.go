@@ -24,7 +24,8 @@ import (
 const receiptLimit = 900 << 10
 
 // WriteReceipt stores the receipt as evidence and as a ConfigMap in the
-// release's namespace; the rows per host go into the artifact only.
+// release's namespace, whichever release that is; the rows per host go into an
+// artifact only.
 func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (ReceiptResult, error) {
 	defer pulse(ctx, nil)()
 	var out ReceiptResult
@@ -69,7 +70,10 @@ func (a *Activities) WriteReceipt(ctx context.Context, req ReceiptRequest) (Rece
 			Name: out.ConfigMap, Namespace: req.Release.Namespace,
 			Labels: map[string]string{"app.kubernetes.io/managed-by": fieldManager, "refit.run/release": req.Release.Name},
 		},
-		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL, "hosts": strings.Join(req.Pages, "\n")},
+		Data: map[string]string{"receipt.json": string(req.JSON), "artifact": out.Artifact.URL},
+	}
+	if len(req.Pages) > 0 {
+		cm.Data["hosts"] = strings.Join(req.Pages, "\n")
 	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(cm)
 	if err != nil {

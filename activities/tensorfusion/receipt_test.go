@@ -22,6 +22,18 @@ func TestTheReceiptIsAnArtifactAndAConfigMap(t *testing.T) {
 	}
 }
 
+func TestTheReceiptOfAnyReleaseLiesInItsNamespaceAndNeedsNoRowsPerHost(t *testing.T) {
+	i := install(t)
+	scope := Scope{Target: i.scope.Target, Release: Release{Name: "nats", Namespace: i.scope.Release.Namespace}}
+	out, err := i.activities.WriteReceipt(t.Context(), ReceiptRequest{Scope: scope, Key: "run-3", JSON: []byte(`{"outcome":"aborted"}`)})
+	require.NoError(t, err)
+	assert.Empty(t, out.Hosts)
+	cm, err := i.admin.Typed.CoreV1().ConfigMaps(scope.Release.Namespace).Get(t.Context(), "refit-receipt-run-3", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, "nats", cm.Labels["refit.run/release"])
+	assert.NotContains(t, cm.Data, "hosts")
+}
+
 // The rows of a big cluster do not fit into one request.
 func TestTheRowsOfAReceiptMayComeInPages(t *testing.T) {
 	i := install(t)

@@ -1,6 +1,7 @@
 package datastore
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -54,22 +55,67 @@ func New(ctx workflow.Context, o Options) (*Run, error) {
 }
 
 // Through runs the stages to their end, under the release's Lease unless a
-// parent holds it, and gives it back. The error is the one to close the run
-// with.
+// parent holds it; Close gives it back. The error is the one to return instead.
 func (r *Run) Through(stages ...stage.Stage) (protocol.Outcome, error) {
 	err := r.underLease(stages)
-	if r.holder != "" {
-		release.GiveBack(r.Run, release.Lock{Scope: r.scope(), Holder: r.holder})
-	}
 	switch {
 	case r.locked != nil:
 		return "", r.locked
 	case errors.Is(err, stage.ErrAborted):
 		return protocol.OutcomeAborted, nil
 	case err != nil: // no end of the stages: a defect, which fails the task and not the run
+		r.giveBack()
 		return "", err
 	}
 	return protocol.OutcomeDone, nil
+}
+
+// Close ends the run; complete adds to its receipt what the sequencer does not
+// know, and is called for each receipt that is made. While a run that was
+// started alone still holds its Lease, its receipt is stored.
+func (r *Run) Close(outcome protocol.Outcome, complete ...func(*protocol.Receipt)) protocol.Receipt {
+	completed := func(receipt protocol.Receipt) protocol.Receipt {
+		for _, f := range complete {
+			f(&receipt)
+		}
+		if receipt.Plan != nil {
+			receipt.Plan.Digest = ""
+			receipt.PlanDigest = protocol.DigestOf(receipt.Plan)
+			receipt.Plan.Digest = receipt.PlanDigest
+		}
+		return receipt
+	}
+	if r.holder != "" && outcome != protocol.OutcomePlanned { // a plan leaves nothing in the cluster
+		r.store(completed(r.Receipt(outcome)))
+	}
+	r.giveBack()
+	return completed(r.Run.Close(outcome))
+}
+
+// store writes the receipt as artifact and ConfigMap (contract 16). Without
+// either it is still the workflow's result, so the run ends all the same.
+func (r *Run) store(receipt protocol.Receipt) {
+	r.Cleanup("receipt", "store the record of the run", func(ctx workflow.Context) error {
+		data, err := json.Marshal(receipt)
+		if err != nil {
+			return err
+		}
+		var stored tensorfusion.ReceiptResult
+		err = release.Last(ctx, r.Site.Target.Cluster, tensorfusion.ReceiptActivity, "store the receipt",
+			tensorfusion.ReceiptRequest{Scope: r.scope(), Key: receipt.RunID, JSON: data}, &stored)
+		if err != nil {
+			r.Warn("the receipt is this run's result and nothing else, it could not be stored: " + stage.Explain(err).Found)
+			return err
+		}
+		r.Artifact(stored.Artifact)
+		return nil
+	})
+}
+
+func (r *Run) giveBack() {
+	if r.holder != "" {
+		release.GiveBack(r.Run, release.Lock{Scope: r.scope(), Holder: r.holder})
+	}
 }
 
 func (r *Run) underLease(stages []stage.Stage) error {

@@ -1,6 +1,12 @@
 package protocol
 
-import "github.com/refit-run/refit/activities/finding"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+
+	"github.com/refit-run/refit/activities/finding"
+)
 
 // Plan is what a run is going to do, shown before anything changes and in the
 // receipt. `refit plan` prints it.
@@ -17,6 +23,18 @@ type Plan struct {
 	// LeftOff is auto update that can't come back because no rollout of the
 	// plan takes the pods that it leaves outdated.
 	LeftOff []finding.Finding `json:"leftOff,omitempty"`
+}
+
+// DigestOf is the SHA-256 of a value's canonical JSON (struct fields in their
+// order, map keys sorted). A value that JSON can't hold is a defect: it panics,
+// which fails the workflow's task and not its run.
+func DigestOf(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }
 
 // PlannedChange is one object of the diff.

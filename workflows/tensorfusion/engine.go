@@ -1,9 +1,6 @@
 package tensorfusion
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -189,15 +186,4 @@ func (e *engine) planned() []string {
 		return workflow.DeterministicKeys(e.snapshot.Hypervisors)
 	}
 	return e.touched
-}
-
-// digestOf is the SHA-256 of a value's canonical JSON (struct fields in their
-// order, map keys sorted).
-func digestOf(v any) (string, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:]), nil
 }

@@ -67,12 +67,10 @@ func (e *engine) showPlan(ctx workflow.Context, s *stage.Scope) error {
 			p.Accepted = append(p.Accepted, AcknowledgeOff)
 		}
 	}
-	if p.Digest, err = digestOf(struct {
+	p.Digest = protocol.DigestOf(struct {
 		Intent any
 		Plan   any
-	}{e.intent, p}); err != nil {
-		return err
-	}
+	}{e.intent, p})
 	e.plan = p
 	if len(e.targets) == 0 {
 		e.run.Warn("no pool that the plan rolls has GPU nodes: nothing but the release changes")

@@ -18,8 +18,10 @@ import (
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
 
+	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/kube"
 	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/activities/visibility"
 	"github.com/refit-run/refit/workflows/protocol"
 )
@@ -82,6 +84,9 @@ func (r Release) activities(t *testing.T) map[string]any {
 		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
 			r.Say("unlock")
 			return lease.ReleaseResult{Released: true}, nil
+		},
+		tensorfusion.ReceiptActivity: func(context.Context, tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
+			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}, ConfigMap: "refit-receipt"}, nil
 		},
 		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
 			return visibility.Result{}, nil
