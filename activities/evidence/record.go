@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -25,6 +26,10 @@ type Record struct {
 	tell  func(string)
 	// keep has the server keep what is told before it returns.
 	keep func(string) error
+
+	former string // what the try before has told last
+	mu     sync.Mutex
+	kept   string
 }
 
 // Begin starts the record, and the heartbeat with it. Until something was
@@ -33,22 +38,27 @@ type Record struct {
 func Begin(ctx context.Context, store *artifact.Store) *Record {
 	r := &Record{store: store}
 	if activity.IsActivity(ctx) {
-		former := ""
 		if activity.HasHeartbeatDetails(ctx) {
-			_ = activity.GetHeartbeatDetails(ctx, &former) // of another kind: not ours
+			_ = activity.GetHeartbeatDetails(ctx, &r.former, &r.kept) // of another kind: not ours
 		}
-		r.tell = func(found string) {
-			if found == "" {
-				found = former
-			}
-			activity.RecordHeartbeat(ctx, found)
-		}
+		r.tell = func(found string) { activity.RecordHeartbeat(ctx, r.details(found)...) }
 		r.keep = func(found string) error {
-			return activity.GetClient(ctx).RecordActivityHeartbeat(ctx, activity.GetInfo(ctx).TaskToken, found)
+			return activity.GetClient(ctx).RecordActivityHeartbeat(ctx, activity.GetInfo(ctx).TaskToken, r.details(found)...)
 		}
 	}
 	r.beat = kube.StartBeat(0, r.tell)
 	return r
+}
+
+// details are what a heartbeat carries: what was found, then what was kept.
+func (r *Record) details(found string) []any {
+	if found == "" {
+		found = r.former
+	}
+	if kept := r.Kept(); kept != "" {
+		return []any{found, kept}
+	}
+	return []any{found}
 }
 
 // Say is what the next heartbeats tell.
@@ -67,6 +77,22 @@ func (r *Record) Mark(found string) error {
 		return fmt.Errorf("recording %q: %w", found, err)
 	}
 	return nil
+}
+
+// Keep has every heartbeat carry a text besides what was found, for the try
+// after this one, and returns once the server has it.
+func (r *Record) Keep(text string) error {
+	r.mu.Lock()
+	r.kept = text
+	r.mu.Unlock()
+	return r.Mark(r.beat.Last())
+}
+
+// Kept is what this try, or the one before it, was last given to keep.
+func (r *Record) Kept() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kept
 }
 
 // End stops the heartbeat.

@@ -124,6 +124,19 @@ func TestWhatATryHasToldIsNotForgottenByTheNext(t *testing.T) {
 	require.Equal(t, "sent to bao-0", <-heard)
 }
 
+func TestWhatIsKeptIsTheServersAtOnceAndInEveryHeartbeat(t *testing.T) {
+	var sent []any
+	r := &Record{former: "sent to bao-0", beat: kube.StartBeat(time.Hour, nil)}
+	r.tell = func(string) {}
+	r.keep = func(found string) error { sent = r.details(found); return nil }
+	require.Equal(t, []any{"sent to bao-0"}, r.details(""), "nothing was kept")
+	r.Say("4 messages")
+	require.NoError(t, r.Keep("requests"))
+	require.Equal(t, []any{"4 messages", "requests"}, sent)
+	require.Equal(t, []any{"none left", "requests"}, r.details("none left"))
+	require.Equal(t, "requests", r.Kept())
+}
+
 func TestAMarkDoesNotWaitForTheNextHeartbeat(t *testing.T) {
 	told := make(chan string, 10)
 	tell := func(found string) { told <- found }

@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/refit-run/refit/activities/finding"
 )
 
 // Members are the pods of a system that runs as StatefulSets, and those that
@@ -19,10 +22,14 @@ type Members struct {
 
 // Members lists the pods of a namespace that match the label selector (empty
 // takes all) and have a container of that name, by name. A list of pods alone
-// would not show that one is gone: the StatefulSets of the same container say
-// how many there must be.
+// would not show that one is gone: the StatefulSets whose pods have these labels
+// and this container say how many there must be, whatever their own labels.
 func (c *Client) Members(ctx context.Context, namespace, selector, container string) (Members, error) {
 	what := fmt.Sprintf("pods of %s with container %q", namespace, container)
+	wanted, err := labels.Parse(selector)
+	if err != nil {
+		return Members{}, finding.Finding{Object: what, Expected: "a label selector", Found: err.Error(), Next: "correct the selector in the plan"}.Error(finding.Stop)
+	}
 	options := metav1.ListOptions{LabelSelector: selector, Limit: listPage}
 	var out Members
 	for {
@@ -39,12 +46,12 @@ func (c *Client) Members(ctx context.Context, namespace, selector, container str
 			break
 		}
 	}
-	sets, err := c.Typed.AppsV1().StatefulSets(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	sets, err := c.Typed.AppsV1().StatefulSets(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return Members{}, Wrap(err, fmt.Sprintf("StatefulSets of %s with container %q", namespace, container))
 	}
 	for _, set := range sets.Items {
-		if !hasContainer(set.Spec.Template.Spec, container) {
+		if !hasContainer(set.Spec.Template.Spec, container) || !wanted.Matches(labels.Set(set.Spec.Template.Labels)) {
 			continue
 		}
 		replicas, first := int32(1), int32(0)

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/internal/apiservertest"
 	"github.com/refit-run/refit/activities/kube"
 )
@@ -18,20 +19,20 @@ import (
 func TestMembersAreFoundByContainerAndTheMissingOneIsNamed(t *testing.T) {
 	server := apiservertest.Shared(t)
 	c, ns := server.Client(t), server.Namespace(t)
-	labels := map[string]string{"app": "nats"}
+	labels, ofPods := map[string]string{"app": "nats"}, map[string]string{"app": "nats", "role": "server"}
 	pod := func(name, container string, labels map[string]string) {
 		_, err := c.Typed.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: container, Image: "x"}, {Name: "reloader", Image: "x"}}}}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
-	pod("nats-0", "nats", labels)
-	pod("nats-2", "nats", labels)
+	pod("nats-0", "nats", ofPods)
+	pod("nats-2", "nats", ofPods)
 	pod("nats-box-1", "nats-box", labels)
 	pod("other", "nats", nil)
 	three := int32(3)
 	_, err := c.Typed.AppsV1().StatefulSets(ns).Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "nats", Labels: labels},
 		Spec: appsv1.StatefulSetSpec{Replicas: &three, Selector: &metav1.LabelSelector{MatchLabels: labels}, ServiceName: "nats",
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: ofPods},
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "nats", Image: "x"}}}}}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 
@@ -46,6 +47,15 @@ func TestMembersAreFoundByContainerAndTheMissingOneIsNamed(t *testing.T) {
 	}
 	require.Equal(t, []string{"nats-0", "nats-2", "other"}, names(""))
 	require.Equal(t, []string{"nats-0", "nats-2"}, names("app=nats"))
+	require.Equal(t, []string{"nats-0", "nats-2"}, names("role=server"), "a label that only the pods carry")
+
+	other, err := c.Members(t.Context(), ns, "app=other", "nats")
+	require.NoError(t, err)
+	require.Empty(t, other, "the set's pods are not meant")
+	_, err = c.Members(t.Context(), ns, "app in nats", "nats")
+	_, class, ok := finding.Of(err)
+	require.True(t, ok, err)
+	require.Equal(t, finding.Stop, class)
 }
 
 func TestPollEndsWithTheLookTheErrorOrTheLimit(t *testing.T) {

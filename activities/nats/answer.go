@@ -7,6 +7,7 @@ import (
 
 // Answer is what one server said, or why it gave no valid answer.
 type Answer struct {
+	// Pod is empty where the pods could not be listed.
 	Pod string `json:"pod"`
 	// Unready says why the pod is not Ready; it may answer all the same.
 	Unready string `json:"unready,omitempty"`
@@ -14,6 +15,8 @@ type Answer struct {
 	// there is one, of another shape than is known (N126).
 	Trouble   string `json:"trouble,omitempty"`
 	Malformed bool   `json:"malformed,omitempty"`
+	// Raw is the beginning of the malformed page as the server sent it.
+	Raw string `json:"raw,omitempty"`
 	// Server is the name by which the others know it.
 	Server  string `json:"server,omitempty"`
 	Version string `json:"version,omitempty"`

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -50,7 +51,8 @@ const members = 3
 
 // start runs the servers: account NVCF with a user by nkey, whose seed lies in
 // the Secret nats-nkeys, and one who may change nothing, "reader"; and account
-// OTHER with a user whose seed lies in "other".
+// OTHER with a user whose seed lies in "other", and PLAIN, without JetStream,
+// with one in "plain".
 func start(t *testing.T) *cluster {
 	t.Helper()
 	api := apiservertest.Shared(t)
@@ -82,9 +84,10 @@ func start(t *testing.T) *cluster {
 	accounts := fmt.Sprintf(`accounts {
 	NVCF { jetstream: enabled, users: [{nkey: %s}, {nkey: %s, permissions: { publish: { deny: "$JS.API.STREAM.UPDATE.>" } }}] }
 	OTHER { jetstream: enabled, users: [{nkey: %s}] }
+	PLAIN { users: [{nkey: %s}] }
 	SYS { users: [{user: sys, password: fake}] }
 }
-system_account: SYS`, user("nats-nkeys"), user("reader"), user("other"))
+system_account: SYS`, user("nats-nkeys"), user("reader"), user("other"), user("plain"))
 	for i := range members {
 		file := filepath.Join(t.TempDir(), "nats.conf")
 		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `server_name: nats-%d
@@ -205,6 +208,34 @@ func (c *cluster) healthy() {
 // js is a client in the account of a Secret's user.
 func (c *cluster) js(secret string) jetstream.JetStream {
 	c.t.Helper()
+	js, err := jetstream.New(c.connect(secret))
+	require.NoError(c.t, err)
+	return js
+}
+
+// heard listens to what is asked of JetStream from now on in the account of a
+// Secret's user, and tells each subject once.
+func (c *cluster) heard(secret string) (subjects func() []string) {
+	c.t.Helper()
+	conn := c.connect(secret)
+	s, err := conn.SubscribeSync("$JS.API.>")
+	require.NoError(c.t, err)
+	require.NoError(c.t, conn.Flush())
+	return func() (out []string) {
+		for {
+			m, err := s.NextMsg(time.Second)
+			if errors.Is(err, nats.ErrTimeout) {
+				slices.Sort(out)
+				return slices.Compact(out)
+			}
+			require.NoError(c.t, err)
+			out = append(out, m.Subject)
+		}
+	}
+}
+
+func (c *cluster) connect(secret string) *nats.Conn {
+	c.t.Helper()
 	s, err := c.client.Typed.CoreV1().Secrets(c.place.Namespace).Get(c.t.Context(), secret, metav1.GetOptions{})
 	require.NoError(c.t, err)
 	pair, err := nkeys.FromSeed(s.Data["user.key"])
@@ -216,9 +247,7 @@ func (c *cluster) js(secret string) jetstream.JetStream {
 	conn, err := nats.Connect(strings.Join(urls, ","), nats.Nkey(string(s.Data["user.pub"]), pair.Sign), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	require.NoError(c.t, err)
 	c.t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	require.NoError(c.t, err)
-	return js
+	return conn
 }
 
 func (c *cluster) stream(js jetstream.JetStream, config jetstream.StreamConfig) jetstream.Stream {

@@ -2,7 +2,9 @@ package nats
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/refit-run/refit/activities/evidence"
@@ -14,7 +16,8 @@ type DrainRequest struct {
 	// Least is how many of them must have been seen.
 	Least int           `json:"least,omitempty"`
 	Limit time.Duration `json:"limit"`
-	// Held is what an attempt before has returned.
+	// Held is what an attempt before has returned. What an earlier try of this
+	// one has seen is newer: heartbeats carry it.
 	Held []Record `json:"held,omitempty"`
 }
 
@@ -40,7 +43,10 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 		return out, err
 	}
 	defer l.close()
-	out.Held = r.Held
+	if out.Held, err = remembered(r.Held, l.record.Kept()); err != nil {
+		return out, err
+	}
+	known := names(out.Held)
 	err = l.until(ctx, r.Limit, drainPace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		d := JudgeDrained(v, r.Least)
@@ -49,6 +55,15 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 		d.OK = d.OK && len(lost) == 0
 		out.Drained, out.Held = d, held
 		out.Findings = evidence.Shown(d.Findings)
+		if now := names(held); !slices.Equal(now, known) {
+			kept, err := json.Marshal(held)
+			if err != nil {
+				return verdict{}, err
+			}
+			if l.record.Keep(string(kept)) == nil { // otherwise the next look does it
+				known = now
+			}
+		}
 		if d.OK {
 			if err := then(ctx, v); err != nil {
 				return verdict{}, err
@@ -58,4 +73,26 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 	})
 	out.Evidence = l.record.Trail
 	return out, err
+}
+
+// remembered is what was held when it was last seen: by the try before, if it
+// kept something, or by the attempt before.
+func remembered(held []Record, kept string) ([]Record, error) {
+	if kept == "" {
+		return held, nil
+	}
+	var now []Record
+	if err := json.Unmarshal([]byte(kept), &now); err != nil {
+		return nil, fmt.Errorf("what the try before has seen: %w", err)
+	}
+	return now, nil
+}
+
+func names(held []Record) []string {
+	var out []string
+	for _, b := range held {
+		out = append(out, b.AccountID+"/"+b.Name)
+	}
+	slices.Sort(out)
+	return out
 }

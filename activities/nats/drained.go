@@ -51,8 +51,9 @@ func JudgeDrained(v View, least int) Drained {
 // emptied compares a look with how the streams were when they last held
 // messages, and returns those that hold some now. Consumers that empty a queue
 // leave its sequence as it is. One that began anew, or is gone, was emptied by
-// a restart, a purge or a deletion, and nobody saw its messages worked off
-// (N124). Nothing is called lost while a server is away or still recovers.
+// a restart or a deletion, and nobody saw its messages worked off (N124). A
+// purge leaves the sequence, too: it is told only of streams that no consumer
+// empties. Nothing is called lost while a server is away or still recovers.
 func emptied(v View, held []Record) (lost []finding.Finding, now []Record) {
 	for _, b := range held {
 		s, ok := v.find(b)
@@ -70,7 +71,7 @@ func emptied(v View, held []Record) (lost []finding.Finding, now []Record) {
 		case gone && len(v.Troubles) > 0:
 			now = append(now, b)
 		case gone:
-			f.Row, f.Why = "N124", "a restart of its server, a purge or a deletion has emptied it, and nobody saw its messages worked off"
+			f.Row, f.Why = "N124", "a restart of its server or a deletion has emptied it (or a purge, where no consumer does), and nobody saw its messages worked off"
 			f.Next = "find out what they were and have them sent again; retry judges what is there by then"
 			lost = append(lost, f)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"go.temporal.io/sdk/testsuite"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/secret"
 )
@@ -181,6 +183,20 @@ func TestStreamsOfEveryAccountAreRaisedWhileServicesPublish(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, left.Raise, 1)
 	require.Equal(t, 1, left.Left)
+	require.Empty(t, left.Unknown)
+	left, err = c.acts.List(t.Context(), ListRequest{Place: c.place, Logins: []Login{nkey("NVCF", "nats-nkeys"), nkey("OTHER", "other")}, Leave: []string{"OTHER/typo"}, Limit: time.Second})
+	require.NoError(t, err)
+	require.Equal(t, "N189", left.Unknown[0].Row, "otherwise the stream that is meant would be raised")
+	require.Contains(t, left.Unknown[0].Object, "OTHER/typo")
+
+	_, err = c.list(nkey("NVCF", "plain"), nkey("OTHER", "other"))
+	f, class, ok = finding.Of(err)
+	require.True(t, ok, err)
+	require.Equal(t, finding.Stop, class, "an account without JetStream gets none by itself")
+	require.Contains(t, f.Next, "without JetStream")
+	require.Equal(t, "N190", f.Row)
+
+	sent := c.heard("other")
 
 	lost := c.place
 	lost.Release, lost.Holder = "nats", "a run that no Lease names"
@@ -205,8 +221,8 @@ func TestStreamsOfEveryAccountAreRaisedWhileServicesPublish(t *testing.T) {
 		require.True(t, out.Changed)
 	}
 	again := c.raise(listed.Raise[0], time.Minute)
-	require.True(t, again.OK)
-	require.False(t, again.Changed, "twice is harmless")
+	require.True(t, again.OK, "twice is harmless")
+	require.True(t, again.Changed, "it has more than before the run, whichever try has sent it")
 
 	settled, err := c.acts.Settle(t.Context(), SettleRequest{Place: c.place, Streams: listed.Raise, Limit: time.Minute})
 	require.NoError(t, err)
@@ -232,6 +248,7 @@ func TestStreamsOfEveryAccountAreRaisedWhileServicesPublish(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, listed.Raise)
 	require.Len(t, listed.Already, 2)
+	require.Equal(t, []string{"$JS.API.STREAM.INFO.requests", "$JS.API.STREAM.UPDATE.requests"}, sent(), "nothing else is ever asked for: no purge, no deletion")
 }
 
 func TestAServerThatIsDownHoldsTheRaiseUpAndTheRaiseGoesOnWhenItIsBack(t *testing.T) {
@@ -267,7 +284,9 @@ func TestAServerThatIsDownHoldsTheRaiseUpAndTheRaiseGoesOnWhenItIsBack(t *testin
 	c.up(dead)
 	out = c.raise(record, time.Minute)
 	require.True(t, out.OK, out.Findings)
-	require.False(t, out.Changed)
+	require.True(t, out.Changed, "an earlier try may have sent it")
+	record.Replicas = 3
+	require.False(t, c.raise(record, time.Minute).Changed, "it had three before")
 
 	// A replica flaps while its calm is waited for: the wait begins anew.
 	back := make(chan time.Time, 1)
@@ -323,6 +342,15 @@ func TestARollIsCheckedAgainstWhatWasBefore(t *testing.T) {
 
 	_, err = c.acts.Compare(t.Context(), CompareRequest{Place: Place{Target: c.place.Target, Namespace: "elsewhere"}, List: saved.List.URL})
 	require.ErrorContains(t, err, "expected the streams of elsewhere")
+	notSaved, err := c.acts.Artifacts.Put(t.Context(), "note.txt", artifact.Evidence, 1, func(w io.Writer) error { _, err := w.Write([]byte("no list")); return err })
+	require.NoError(t, err)
+	for _, url := range []string{"s3://elsewhere/streams.json", notSaved.URL} {
+		_, err = c.acts.Compare(t.Context(), CompareRequest{Place: c.place, List: url})
+		f, class, ok := finding.Of(err)
+		require.True(t, ok, err)
+		require.Equal(t, finding.Stop, class, "another list is never found by trying again")
+		require.Contains(t, f.Next, "the URL that the receipt of the phase before names")
+	}
 
 	// A stream is gone, and everything is healthy.
 	require.NoError(t, js.DeleteStream(t.Context(), "requests"))

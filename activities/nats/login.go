@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -89,11 +90,13 @@ func (l *looker) connect(ctx context.Context, login Login, answers []Answer) (*n
 	if last == nil {
 		last = errors.New("no server answers")
 	}
-	f := finding.Finding{Object: fmt.Sprintf("login to NATS account %s in %s", login.Account, l.place.Namespace), Found: last.Error()}
+	f := finding.Finding{Object: fmt.Sprintf("login to NATS account %s in %s", login.Account, l.place.Namespace),
+		Expected: "a connection as a user of this account", Found: last.Error()}
 	if errors.Is(last, nats.ErrAuthorization) {
 		f.Next = "give the login of a user of this account; with auth callout its service must run"
 		return nil, f.Error(finding.Stop)
 	}
+	f.Next = fmt.Sprintf("see that the servers take clients on port %d (servers.clientPort), then retry", l.place.Servers.ClientPort)
 	return nil, f.Error(finding.Retry)
 }
 
@@ -121,33 +124,53 @@ func call(ctx context.Context, conn *nats.Conn, subject string, request, into an
 			return err
 		}
 	}
+	f := finding.Finding{Object: "JetStream API " + subject, Expected: fmt.Sprintf("an answer within %s", apiLimit)}
 	reply, err := conn.RequestWithContext(ctx, "$JS.API."+subject, body)
 	if why := context.Cause(ctx); err != nil && errors.Is(why, nats.ErrPermissionViolation) {
-		return finding.Finding{Object: "JetStream API " + subject, Found: why.Error(),
-			Next: "give a login that may publish to $JS.API.STREAM.INFO.* and $JS.API.STREAM.UPDATE.*"}.Error(finding.Stop)
+		f.Found, f.Next = why.Error(), "give a login that may publish to $JS.API.STREAM.INFO.* and $JS.API.STREAM.UPDATE.*"
+		return f.Error(finding.Stop)
+	}
+	const without = "the login leads into an account without JetStream: correct logins in the plan"
+	if errors.Is(err, nats.ErrNoResponders) {
+		f.Found, f.Next = "nobody answers for this account", without
+		return f.Error(finding.Stop)
 	}
 	if err != nil {
-		return finding.Finding{Object: "JetStream API " + subject, Found: err.Error()}.Error(finding.Retry)
+		f.Found, f.Next = err.Error(), "see that the servers have a leader of their cluster and are not short of CPU, then retry"
+		return f.Error(finding.Retry)
 	}
 	var failed struct {
 		Error *struct {
-			Code        int    `json:"code"`
-			Description string `json:"description"`
+			Code        int            `json:"code"`
+			Reason      nats.ErrorCode `json:"err_code"`
+			Description string         `json:"description"`
 		} `json:"error"`
 	}
 	if err := json.Unmarshal(reply.Data, &failed); err != nil {
-		return fmt.Errorf("JetStream API %s: %w", subject, err)
+		return malformed(f, err)
 	}
 	if e := failed.Error; e != nil {
 		class := finding.Stop
-		if e.Code == 503 { // no leader just now
+		f.Expected, f.Found = "the server to do it", fmt.Sprintf("refused with %d: %s", e.Code, e.Description)
+		f.Next = "mend what the server complains about, then retry"
+		switch {
+		case e.Reason == nats.JSErrCodeJetStreamNotEnabledForAccount:
+			f.Next = without
+		case e.Code == http.StatusServiceUnavailable: // no leader just now
 			class = finding.Retry
+		case e.Code == http.StatusNotFound:
+			f.Next = "the login leads into another account, which has no such stream (correct logins in the plan), or the stream was deleted just now (retry)"
 		}
-		return finding.Finding{Object: "JetStream API " + subject, Found: fmt.Sprintf("refused with %d: %s", e.Code, e.Description),
-			Next: "mend what the server complains about, then retry"}.Error(class)
+		return f.Error(class)
 	}
 	if err := json.Unmarshal(reply.Data, into); err != nil {
-		return fmt.Errorf("JetStream API %s: %w", subject, err)
+		return malformed(f, err)
 	}
 	return nil
+}
+
+func malformed(f finding.Finding, err error) error {
+	f.Expected, f.Found = "an answer in the JSON of its API", err.Error()
+	f.Next = "this version of NATS may not be known here: look at its log"
+	return f.Error(finding.Stop)
 }

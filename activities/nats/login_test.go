@@ -122,9 +122,19 @@ func TestACredentialsFileLogsIntoTheAccountOfTheStream(t *testing.T) {
 		for _, account := range []string{s.Account, s.AccountID} {
 			info, err := l.info(t.Context(), []Login{{Account: account, Creds: &from}}, s, answers)
 			require.NoError(t, err, from)
-			require.Equal(t, "1", info.replicas())
+			require.Equal(t, 1, info.replicas())
 		}
 	}
+
+	// A login of an account that has no stream of that name.
+	absent := s
+	absent.Name = "absent"
+	_, err = l.info(t.Context(), []Login{{Account: "NVCF", Creds: &secret.Reference{File: file}}}, absent, answers)
+	missing, class, ok := finding.Of(err)
+	require.True(t, ok, err)
+	require.Equal(t, finding.Stop, class)
+	require.Equal(t, "N190", missing.Row)
+	require.Contains(t, missing.Next, "the login leads into another account")
 
 	// A user that the server does not know, and a reference to nothing.
 	stranger, err := newIdentity(t, nkeys.CreateUser).pair.Seed()

@@ -46,11 +46,15 @@ func (l *looker) close() {
 }
 
 // look asks every server at the same time. A server that does not answer is
-// part of the answer; an error means that the pods could not be listed.
+// part of the answer, and so is an API server that does not list the pods just
+// now: what was seen before counts still. An error needs a person.
 func (l *looker) look(ctx context.Context) ([]Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, LookLimit)
 	defer cancel()
 	members, err := l.client.Members(ctx, l.place.Namespace, l.place.Servers.Selector, l.place.Servers.Container)
+	if _, class, ok := finding.Of(err); ok && class == finding.Retry {
+		return []Answer{{Trouble: err.Error()}}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

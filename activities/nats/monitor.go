@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -16,13 +17,18 @@ const (
 	pageSize = 1024
 	// maxPage bounds what is read of one answer.
 	maxPage = 256 << 20
+	// maxRaw bounds what is kept of a page that is not as it should be.
+	maxRaw = 64 << 10
 )
 
 // errShape marks an answer that came whole and is not what it should be.
 var errShape = errors.New("the answer has another shape than expected")
 
-// monitor asks one server by its monitoring port.
-type monitor struct{ client *http.Client }
+// monitor asks one server by its monitoring port, one page after the other.
+type monitor struct {
+	client *http.Client
+	page   []byte // the last one
+}
 
 func newMonitor(dial func(ctx context.Context) (net.Conn, error)) *monitor {
 	return &monitor{client: &http.Client{Transport: &http.Transport{
@@ -57,8 +63,12 @@ func (m *monitor) ask(ctx context.Context, page int) Answer {
 		err = m.streams(ctx, page, &a)
 	}
 	if err != nil {
-		return Answer{Trouble: err.Error(), Malformed: errors.Is(err, errShape)}
+		a = Answer{Trouble: err.Error(), Malformed: errors.Is(err, errShape)}
+		if a.Malformed {
+			a.Raw = strings.ToValidUTF8(string(m.page[:min(len(m.page), maxRaw)]), "?")
+		}
 	}
+	m.page = nil
 	return a
 }
 
@@ -184,5 +194,6 @@ func (m *monitor) fetch(ctx context.Context, path string) (int, []byte, error) {
 	if err != nil {
 		return 0, nil, fmt.Errorf("%s: the answer broke off: %w", path, err)
 	}
+	m.page = body
 	return reply.StatusCode, body, nil
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"go.temporal.io/sdk/temporal"
+
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/lease"
@@ -27,8 +29,11 @@ type ListResult struct {
 	Raise []Record `json:"raise,omitempty"`
 	// Already are those that have as many or more: an earlier run may have
 	// ended before it had proven them. Left counts those that the plan leaves.
-	Already  []Record          `json:"already,omitempty"`
-	Left     int               `json:"left,omitempty"`
+	Already []Record `json:"already,omitempty"`
+	Left    int      `json:"left,omitempty"`
+	// Unknown are names in leave that no stream has. A list that is made anew
+	// may have some: streams are deleted meanwhile.
+	Unknown  []finding.Finding `json:"unknown,omitempty"`
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
 }
@@ -68,6 +73,14 @@ func toRaise(v View, leave []string) ListResult {
 			Next: "scale NATS first (high availability mode preferred or enforced)",
 		})
 	}
+	for _, name := range leave {
+		if !slices.ContainsFunc(v.Streams, func(s Stream) bool { return name == s.Account+"/"+s.Name }) {
+			out.Unknown = append(out.Unknown, finding.Finding{
+				Row: "N189", Object: "stream " + name + " in leave", Expected: "a stream of that name", Found: "none on any server",
+				Why: "the stream that is meant would be raised", Next: "correct leave in the plan and start again",
+			})
+		}
+	}
 	for _, s := range v.Streams {
 		switch {
 		case slices.Contains(leave, s.Account+"/"+s.Name):
@@ -106,7 +119,13 @@ type streamInfo struct {
 	Created time.Time                  `json:"created"`
 }
 
-func (i streamInfo) replicas() string { return string(i.Config["num_replicas"]) }
+func (i streamInfo) replicas() int {
+	var n int
+	if json.Unmarshal(i.Config["num_replicas"], &n) != nil || n == 0 {
+		return 1 // the server's default
+	}
+	return n
+}
 
 // session is a login that has found its stream.
 type session struct {
@@ -136,7 +155,7 @@ func (l *looker) open(ctx context.Context, logins []Login, s Stream, answers []A
 	}
 	conn, err := l.connect(ctx, logins[at], answers)
 	if err != nil {
-		return session{}, err
+		return session{}, finding.InRow(err, "N190")
 	}
 	var info streamInfo
 	err = call(ctx, conn, "STREAM.INFO."+s.Name, nil, &info)
@@ -149,12 +168,12 @@ func (l *looker) open(ctx context.Context, logins []Login, s Stream, answers []A
 	}
 	if err != nil {
 		conn.Close()
-		return session{}, err
+		return session{}, finding.InRow(err, "N190")
 	}
 	return session{info: info, close: conn.Close, update: func(ctx context.Context, config map[string]json.RawMessage) (streamInfo, error) {
 		var changed streamInfo
 		err := call(ctx, conn, "STREAM.UPDATE."+s.Name, config, &changed)
-		return changed, err
+		return changed, finding.InRow(err, "N190")
 	}}, nil
 }
 
@@ -167,66 +186,79 @@ type RaiseRequest struct {
 	Limit  time.Duration `json:"limit"`
 }
 
-// RaiseResult says whether the stream has three current copies now. Changed is
-// false when it was configured so before.
+// RaiseResult says whether the stream has three current copies now.
 type RaiseResult struct {
-	OK       bool              `json:"ok"`
-	Changed  bool              `json:"changed,omitempty"`
+	OK bool `json:"ok"`
+	// Changed: it had fewer before the run and has three by now, whichever try
+	// has sent the update.
+	Changed bool `json:"changed,omitempty"`
+	// Before is how it was right before this try raised it; if none was needed,
+	// what the request says.
+	Before   Record            `json:"before"`
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
 }
 
 // Raise is the activity nats.Raise (N190). It waits until every server
 // answers, raises the stream if it is not raised, and waits until the copies
-// are there for the first time; that they stay is proven by Settle.
+// are there for the first time; that they stay is proven by Settle. When the
+// run is aborted meanwhile, what was changed by then is a result, not an error.
 func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult, err error) {
 	l, err := a.looker(ctx, r.Place)
 	if err != nil {
 		return out, err
 	}
 	defer l.close()
+	out.Before = r.Stream
 	err = l.until(ctx, r.Limit, raisePace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
-		waiting, lost := raised(v, []Record{r.Stream})
 		s, known := v.find(r.Stream)
-		if known && s.Leader != "" && s.Replicas < TargetReplicas && len(v.Troubles) == 0 && len(lost) == 0 {
-			changed, err := l.raise(ctx, r.Logins, s, answers)
-			out.Changed = out.Changed || changed
-			return verdict{false, "raised; waiting for its replicas", out}, err
+		known = known && s.Created.Equal(r.Stream.Created)
+		single := known && s.Leader != "" && s.Replicas < TargetReplicas
+		if single && out.Before.State.Messages == 0 {
+			out.Before.State = s.State // there was nothing that a restart could have lost
 		}
+		waiting, lost := raised(v, []Record{out.Before})
+		if single && len(v.Troubles) == 0 && len(lost) == 0 {
+			if err := l.raise(ctx, r.Logins, s, answers); err != nil {
+				return verdict{}, err
+			}
+			out.Changed, out.Before.State = true, s.State
+			return verdict{false, "raised; waiting for its replicas", out}, nil
+		}
+		out.Changed = out.Changed || known && s.Replicas >= TargetReplicas && r.Stream.Replicas < TargetReplicas
 		found := append(lost, waiting...)
 		out.OK, out.Findings = len(found) == 0, evidence.Shown(found)
 		return verdict{out.OK || len(lost) > 0 || v.Malformed, evidence.InWords(found), out}, nil
 	})
 	out.Evidence = l.record.Trail
+	if out.Changed && ctx.Err() != nil && temporal.IsCanceledError(context.Cause(ctx)) {
+		return out, nil // a worker that stops has another cause: the next try goes on
+	}
 	return out, err
 }
 
-// raise sends the update; false says that it was not needed. The configuration
-// is sent back as the server gave it, one number changed.
-func (l *looker) raise(ctx context.Context, logins []Login, s Stream, answers []Answer) (bool, error) {
+// raise sends the update unless the stream has as many replicas by now. The
+// configuration is sent back as the server gave it, one number changed.
+func (l *looker) raise(ctx context.Context, logins []Login, s Stream, answers []Answer) error {
 	open, err := l.open(ctx, logins, s, answers)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer open.close()
-	target := fmt.Sprint(TargetReplicas)
-	if open.info.replicas() == target {
-		return false, nil
+	if open.info.replicas() >= TargetReplicas {
+		return nil
 	}
 	held := lease.Held{Namespace: l.place.Namespace, Release: l.place.Release, Holder: l.place.Holder}
 	if err := held.Check(ctx, l.client.Typed); err != nil {
-		return false, err
+		return err
 	}
 	config := open.info.Config
-	config["num_replicas"] = json.RawMessage(target)
+	config["num_replicas"] = json.RawMessage(fmt.Sprint(TargetReplicas))
 	changed, err := open.update(ctx, config)
-	if err != nil {
-		return false, err
+	if err == nil && changed.replicas() != TargetReplicas {
+		err = finding.Finding{Row: "N190", Object: s.String(), Expected: fmt.Sprintf("%d replicas after the update", TargetReplicas),
+			Found: fmt.Sprint(changed.replicas()), Next: "look at the server's log"}.Error(finding.Stop)
 	}
-	if changed.replicas() != target {
-		return false, finding.Finding{Row: "N190", Object: s.String(), Expected: target + " replicas after the update", Found: changed.replicas(),
-			Next: "look at the server's log"}.Error(finding.Stop)
-	}
-	return true, nil
+	return err
 }

@@ -149,10 +149,12 @@ func TestAnAnswerOfAnotherShapeStopsAndASilentOneWaits(t *testing.T) {
 		require.Equal(t, c.malformed, a.Malformed, name)
 		require.Equal(t, c.trouble == "", a.Trouble == "", "%s: %s", name, a.Trouble)
 		require.Contains(t, a.Trouble, c.trouble, name)
+		require.True(t, c.malformed || a.Raw == "", name)
 		v := Judge([]Answer{a})
 		require.Equal(t, c.malformed, v.Malformed, name)
 		if c.malformed {
 			require.Equal(t, "N126", v.Troubles[0].Row, name)
+			require.Equal(t, c.jsz, a.Raw, "what is not understood is kept: %s", name)
 		}
 	}
 }

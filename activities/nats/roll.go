@@ -71,8 +71,9 @@ type CompareRequest struct {
 type CompareResult struct {
 	OK      bool `json:"ok"`
 	Streams int  `json:"streams"`
-	// Emptied are memory streams with one copy that came back empty. They were
-	// drained, so no message was lost; their sequence began anew.
+	// Emptied are memory streams with one copy that came back empty. Nothing was
+	// in them when the list was saved; what was published from then on until
+	// their server restarted is lost.
 	Emptied  []string          `json:"emptied,omitempty"`
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
@@ -108,11 +109,16 @@ func (a *Activities) Compare(ctx context.Context, r CompareRequest) (out Compare
 func (a *Activities) saved(ctx context.Context, r CompareRequest) (Saved, error) {
 	var text bytes.Buffer
 	var saved Saved
-	if _, err := a.Artifacts.Get(ctx, r.List, nil, &text); err != nil {
-		return saved, err
+	_, err := a.Artifacts.Get(ctx, r.List, nil, &text)
+	if err == nil {
+		err = json.Unmarshal(text.Bytes(), &saved)
 	}
-	if err := json.Unmarshal(text.Bytes(), &saved); err != nil {
-		return saved, fmt.Errorf("artifact %s: %w", r.List, err)
+	if _, _, told := finding.Of(err); err != nil && !told && ctx.Err() == nil {
+		err = finding.Finding{Object: "artifact " + r.List, Expected: "the list of streams that the phase before has saved", Found: err.Error(),
+			Next: "give the URL that the receipt of the phase before names under saved"}.Error(finding.Stop)
+	}
+	if err != nil {
+		return saved, err
 	}
 	if saved.Cluster != r.Target.Cluster || saved.Namespace != r.Namespace || saved.Streams == nil {
 		return saved, finding.Finding{

@@ -25,7 +25,8 @@ type SettleResult struct {
 
 // Settle is the activity nats.Settle (N191): every stream has a leader and two
 // current replicas, nothing was lost, and all that without a break and with
-// the same leaders for StableFor. It only reads.
+// the same leaders for StableFor, in looks that are never far apart. It only
+// reads.
 func (a *Activities) Settle(ctx context.Context, r SettleRequest) (out SettleResult, err error) {
 	l, err := a.looker(ctx, r.Place)
 	if err != nil {
@@ -46,7 +47,7 @@ func (a *Activities) Settle(ctx context.Context, r SettleRequest) (out SettleRes
 		out.Findings = []finding.Finding{{
 			Row: "N191", Object: all, Expected: fmt.Sprintf("current, with the same leaders, for %s", a.stable()),
 			Found: fmt.Sprintf("for %s", held.Round(time.Millisecond)),
-			Next:  "replicas or leaders flap: see that all servers are up and not short of CPU, then retry",
+			Next:  fmt.Sprintf("replicas or leaders flap, or a look takes more than %s: see that all servers are up and not short of CPU, then retry", maxGap),
 		}}
 		return verdict{false, "all current, waiting whether they stay so", out}, nil
 	})

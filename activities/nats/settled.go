@@ -61,6 +61,12 @@ func raised(v View, before []Record) (waiting, lost []finding.Finding) {
 		case s.Leader != "":
 			if l, is := Lost(b, s); is {
 				l.Row = "N191"
+				l.Next = "find out what the messages were; publishers may have to send them again. "
+				if s.Replicas < TargetReplicas {
+					l.Next += "Then retry: it is raised as it is by then"
+				} else {
+					l.Next += "Then abort and start again: a new run judges the stream by what is in it by then"
+				}
 				if len(v.Troubles) > 0 {
 					waiting = append(waiting, l)
 				} else {
@@ -76,10 +82,15 @@ func raised(v View, before []Record) (waiting, lost []finding.Finding) {
 	return waiting, lost
 }
 
-// steady tells how long nothing has been wrong and no leader has changed.
+// maxGap is how far apart two looks may be that prove what was between them:
+// copies that flap are behind for seconds.
+const maxGap = 5 * time.Second
+
+// steady tells how long nothing has been wrong and no leader has changed, as
+// far as looks that follow each other within maxGap can tell.
 type steady struct {
-	leaders string
-	since   time.Time
+	leaders     string
+	since, last time.Time
 }
 
 // look takes one look and returns for how long it has been steady.
@@ -89,7 +100,9 @@ func (st *steady) look(now time.Time, v View, before []Record, ok bool) time.Dur
 		s, _ := v.find(b)
 		leaders += b.String() + " on " + s.Leader + "\n"
 	}
-	if !ok || st.since.IsZero() || leaders != st.leaders {
+	gap := now.Sub(st.last)
+	st.last = now
+	if !ok || st.since.IsZero() || leaders != st.leaders || gap > maxGap {
 		st.leaders, st.since = leaders, now
 		if !ok {
 			st.since = time.Time{}

@@ -97,7 +97,10 @@ func trouble(a Answer) (finding.Finding, bool) {
 	switch {
 	case a.Malformed:
 		f.Row, f.Found = "N126", a.Trouble
-		f.Next = "look at the server's /jsz by hand; this version of NATS may not be known here"
+		f.Next = "look at the page in the evidence, or at the server's /jsz by hand; this version of NATS may not be known here"
+	case a.Trouble != "" && a.Pod == "":
+		f.Object, f.Expected, f.Found = "NATS servers", "a list of their pods", a.Trouble
+		f.Next = "see that the cluster's API server answers, then retry"
 	case a.Trouble != "":
 		f.Found = withReason(a.Trouble, a.Unready)
 		f.Next = "bring the server back (pod status, events, log), then retry"

@@ -20,7 +20,7 @@ var callers = stage.Gate{
 	Found: "NATS is drained once its callers have stopped",
 	Why:   "new work keeps the queues from getting empty, and what is in them when NATS restarts is lost (N120)",
 	Helps: "stop new requests and task submissions at their callers; read the queue status of every affected function and version until all are 0 (N122); " +
-		"record the running tasks (N123); recover stuck deployments and retained creation messages (N130). Then approve, with a comment that says where this is recorded",
+		"record the running tasks (N123); both keys, the one with scope queue_details and the one with list_tasks, must have worked for that (N121); recover stuck deployments and retained creation messages (N130). Then approve, with a comment that says where this is recorded",
 }
 
 // Drain waits until the memory streams with one replica are empty, because a

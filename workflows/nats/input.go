@@ -92,8 +92,8 @@ type RollResult struct {
 	Phase string `json:"phase"`
 	// Saved is the list to give to the phase after.
 	Saved artifact.Ref `json:"saved,omitzero"`
-	// Emptied are memory streams with one copy that the roll has emptied. They
-	// were drained; their sequences began anew.
+	// Emptied are memory streams with one copy that the roll has emptied. Nothing
+	// was in them when the list was saved.
 	Emptied []string `json:"emptied,omitempty"`
 }
 

@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ func TestADrainedSystemIsProvenUnderTheLease(t *testing.T) {
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, []string{"lock", "drain nats-system least 1 for 30m0s", "unlock"}, s.log)
 	require.True(t, out.Verdict.OK)
-	require.Len(t, out.Artifacts, 1)
+	require.Len(t, out.Artifacts, 2, "the look, and the receipt")
 }
 
 func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testing.T) {
@@ -48,7 +49,7 @@ func TestMessagesThatNeverDrainParkWithTheirStreamAndEachAttemptIsFresh(t *testi
 	for _, a := range out.Artifacts {
 		kept = append(kept, a.Name)
 	}
-	require.Equal(t, []string{"look-1.json", "look-2.json", "look-3.json"}, kept)
+	require.Equal(t, []string{"look-1.json", "look-2.json", "look-3.json", "receipt.json"}, kept)
 	require.Equal(t, []int{0, 1, 0}, s.held, "what an attempt has seen tells the next whether it was worked off or lost")
 }
 
@@ -188,6 +189,72 @@ func TestAStreamThatWasRaisedAndNotProvenIsInTheReceiptOfAnAbort(t *testing.T) {
 	require.Equal(t, "events", out.Raised[1].Name)
 }
 
+func TestAStreamWhoseRaiseHasNoResultIsInTheReceiptOfAnAbort(t *testing.T) {
+	s := replicated()
+	h := newHarness(t, s)
+	s.interrupted, s.aborted = "events", func() { h.Answer(protocol.Abort) }
+	var out ReplicasResult
+	h.Run(protocol.NATSReplicas, replicas(), &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+	require.Len(t, out.Raised, 1)
+	require.Contains(t, out.Warnings, "stream NVCF/events was being raised when the run ended: it may have three replicas")
+
+	// A later try has its result: then there is nothing to warn of.
+	s = replicated()
+	h = newHarness(t, s)
+	s.interrupted, s.aborted = "events", func() {}
+	h.At(time.Hour, func() {
+		h.Waits("raise")
+		s.do(func() { s.interrupted, s.replicas["events"] = "", 1 })
+		h.Answer(protocol.Retry)
+	})
+	h.Run(protocol.NATSReplicas, replicas(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Len(t, out.Raised, 2)
+	require.NotContains(t, strings.Join(out.Warnings, "\n"), "NVCF/events")
+}
+
+func TestAStreamThatARestartEmptiesBeforeItsRaiseIsToldAndRaisedAsItIs(t *testing.T) {
+	s := replicated()
+	held := acts.State{Messages: 4, FirstSeq: 1, LastSeq: 4}
+	s.states = map[string]acts.State{"requests": {FirstSeq: 8, LastSeq: 7}, "events": held, "icms": held}
+	h := newHarness(t, s)
+	in := replicas()
+	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+	h.SetStartTime(time.Date(2026, 1, 1, 0, 55, 0, 0, time.UTC))
+	h.At(time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.Waits("raise").Kind)
+		s.do(func() { s.states["requests"], s.states["events"] = acts.State{}, acts.State{} })
+	})
+	h.At(10*time.Minute, func() {
+		require.Contains(t, h.Waits("raise").Found, "messages are gone")
+		h.Answer(protocol.Retry)
+	})
+	var out ReplicasResult
+	h.Run(protocol.NATSReplicas, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Len(t, out.Raised, 2)
+	told := strings.Join(out.Warnings, "\n")
+	require.Contains(t, told, "stream NVCF/events: expected nothing lost of 4 messages")
+	require.NotContains(t, told, "NVCF/requests", "nothing was in it")
+}
+
+func TestANameInLeaveThatNoStreamHasParksBeforeAnythingIsRaised(t *testing.T) {
+	s := replicated()
+	s.unknown = []string{"NVCF/typo"}
+	h := newHarness(t, s)
+	h.At(time.Hour, func() {
+		require.Equal(t, "N189: stream NVCF/typo in leave: expected a stream of that name, found none on any server", h.Waits("list").Found)
+		h.Answer(protocol.Abort)
+	})
+	var out ReplicasResult
+	in := replicas()
+	in.Leave = s.unknown
+	h.Run(protocol.NATSReplicas, in, &out)
+	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+	require.NotContains(t, s.log, "raise requests")
+}
+
 func TestAStreamThatItsServiceDeletesMeanwhileIsReportedAndNotWaitedForForEver(t *testing.T) {
 	for _, stage := range []string{"raise", "settle"} {
 		s := replicated()
@@ -254,7 +321,8 @@ func TestARollIsFramedByASavedListAndItsComparison(t *testing.T) {
 	require.Equal(t, protocol.OutcomeDone, after.Outcome)
 	require.Equal(t, []string{"lock", "compare with file:///streams.json", "compare with file:///streams.json", "unlock"}, s.log)
 	require.Equal(t, []string{"NVCF/requests"}, after.Emptied)
-	require.Contains(t, after.Warnings[len(after.Warnings)-1], "NVCF/requests came back empty")
+	require.Contains(t, after.Warnings[len(after.Warnings)-1], "NVCF/requests came back empty: it has one copy, in memory. It was empty when the list was saved; "+
+		"what was published from then on until its server restarted is lost")
 }
 
 func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {

@@ -23,8 +23,10 @@ type raise struct {
 	// planned are the streams of the first look that were to be raised, left
 	// those that still are, and streams all whose copies are to be proven.
 	planned, left, streams []acts.Record
-	// raised are those whose configuration is raised, proven or not.
+	// raised are those whose configuration is raised, proven or not; unsure is
+	// one whose raise ended without a result: it may have been sent.
 	raised []acts.Record
+	unsure string
 	// parked: an attempt has ended without success. Streams may have gone since.
 	parked bool
 }
@@ -58,8 +60,10 @@ func Replicas(ctx workflow.Context, in ReplicasInput) (ReplicasResult, error) {
 			outcome = protocol.OutcomeNoChange
 		}
 	}
-	receipt := r.Close(outcome)
-	receipt.Plan = planned(r.planned)
+	if r.unsure != "" {
+		r.Warn(r.unsure + " was being raised when the run ended: it may have three replicas")
+	}
+	receipt := r.Close(outcome, func(receipt *protocol.Receipt) { receipt.Plan = planned(r.planned) })
 	return ReplicasResult{Receipt: receipt, Raised: r.raised}, nil
 }
 
@@ -68,7 +72,10 @@ func (r *raise) look(ctx workflow.Context, s *stage.Scope) error {
 	if err != nil {
 		return err
 	}
-	r.planned, r.left, r.streams = got.Raise, got.Raise, slices.Concat(got.Raise, got.Already)
+	if len(got.Unknown) > 0 {
+		return datastore.Parking(got.Unknown)
+	}
+	r.planned, r.left, r.streams = got.Raise, slices.Clone(got.Raise), slices.Concat(got.Raise, got.Already)
 	s.Note("%d streams to raise, %d have three replicas, %d left by the plan", len(got.Raise), len(got.Already), got.Left)
 	return nil
 }
@@ -89,7 +96,8 @@ func (r *raise) listed(ctx workflow.Context, s *stage.Scope) (acts.ListResult, e
 }
 
 // anew lists the streams again after a parking: one that its service has
-// deleted, or made anew, meanwhile would be waited for for ever.
+// deleted, or made anew, meanwhile would be waited for for ever, and so would
+// the messages of one that is not raised yet and was emptied by a restart.
 func (r *raise) anew(ctx workflow.Context, s *stage.Scope) error {
 	if !r.parked {
 		return nil
@@ -109,7 +117,29 @@ func (r *raise) anew(ctx workflow.Context, s *stage.Scope) error {
 	}
 	r.streams = slices.DeleteFunc(slices.Clone(r.streams), gone)
 	r.left = slices.DeleteFunc(slices.Clone(r.left), gone)
+	for _, b := range slices.Clone(r.left) {
+		i := slices.IndexFunc(got.Raise, func(n acts.Record) bool { return same(n, b) })
+		if i < 0 {
+			continue // raised by now: what it held before is proven
+		}
+		now := got.Raise[i]
+		if f, lost := acts.Lost(b, acts.Stream{Account: b.Account, Name: b.Name, Created: now.Created, State: now.State}); lost && b.State.Messages > 0 {
+			r.Warn(f.Object + ": expected " + f.Expected + ", found " + f.Found + ", before it was raised. It is raised as it is; publishers may have to send the messages again")
+		}
+		r.rebase(now)
+	}
 	return nil
+}
+
+// rebase takes a newer record of a stream for what its copies must hold.
+func (r *raise) rebase(now acts.Record) {
+	for _, list := range [][]acts.Record{r.left, r.streams} {
+		for i := range list {
+			if same(list[i], now) {
+				list[i].State = now.State
+			}
+		}
+	}
 }
 
 func same(a, b acts.Record) bool { return a.AccountID == b.AccountID && a.Name == b.Name }
@@ -143,12 +173,15 @@ func (r *raise) raise(ctx workflow.Context, s *stage.Scope) (err error) {
 			Place: r.place(), Logins: r.in.Logins, Stream: stream, Limit: r.limit.D(),
 		}, &got)
 		if err != nil {
+			r.unsure = stream.String()
 			return err
 		}
+		r.unsure = ""
 		r.Keep(got.Evidence)
+		r.rebase(got.Before)
 		known := slices.ContainsFunc(r.raised, func(b acts.Record) bool { return same(b, stream) })
-		if (got.OK || got.Changed) && !known {
-			r.raised = append(r.raised, stream)
+		if got.Changed && !known {
+			r.raised = append(r.raised, got.Before)
 		}
 		if !got.OK {
 			return datastore.Parking(got.Findings)

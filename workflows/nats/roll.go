@@ -67,7 +67,7 @@ func (r *run) compare(ctx workflow.Context, s *stage.Scope, in RollInput, out *R
 	r.Keep(got.Evidence)
 	out.Emptied = got.Emptied
 	for _, name := range got.Emptied {
-		r.Warn("stream " + name + " came back empty: it has one copy, in memory. It was drained, so nothing was lost; its sequence began anew")
+		r.Warn("stream " + name + " came back empty: it has one copy, in memory. It was empty when the list was saved; what was published from then on until its server restarted is lost")
 	}
 	if !got.OK {
 		return datastore.Parking(got.Findings)

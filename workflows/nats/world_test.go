@@ -32,6 +32,13 @@ type system struct {
 	flapping bool
 	// behind is a stream that is raised and whose copies do not come.
 	behind string
+	// states are how far streams are; what a raise expects beyond is lost.
+	states map[string]acts.State
+	// interrupted is a stream whose raise is sent and has no result: aborted is
+	// called meanwhile. unknown are names in leave that no stream has.
+	interrupted string
+	aborted     func()
+	unknown     []string
 	// after the roll
 	lost, emptied []string
 	looks         int
@@ -112,8 +119,11 @@ func (s *system) list(_ context.Context, r acts.ListRequest) (acts.ListResult, e
 	if len(r.Logins) == 0 {
 		return out, finding.Finding{Row: "N190", Object: "stream NVCF/requests", Expected: "a login into account NVCF", Found: "none in the plan"}.Error(finding.Stop)
 	}
+	for _, name := range s.unknown {
+		out.Unknown = append(out.Unknown, finding.Finding{Row: "N189", Object: "stream " + name + " in leave", Expected: "a stream of that name", Found: "none on any server"})
+	}
 	for _, name := range s.names {
-		record := acts.Record{Account: "NVCF", AccountID: "NVCF", Name: name, Replicas: s.replicas[name]}
+		record := acts.Record{Account: "NVCF", AccountID: "NVCF", Name: name, Replicas: s.replicas[name], State: s.states[name]}
 		if record.Replicas < acts.TargetReplicas {
 			out.Raise = append(out.Raise, record)
 		} else {
@@ -128,15 +138,22 @@ func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult
 	defer s.mu.Unlock()
 	if found := s.unreachable(); found != nil {
 		s.say("raise %s refused", r.Stream.Name)
-		return acts.RaiseResult{Findings: found, Evidence: s.seen()}, nil
+		return acts.RaiseResult{Before: r.Stream, Findings: found, Evidence: s.seen()}, nil
 	}
 	s.say("raise %s", r.Stream.Name)
+	if r.Stream.State.Messages > 0 && r.Stream.State.LastSeq > s.states[r.Stream.Name].LastSeq {
+		return acts.RaiseResult{Before: r.Stream, Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: r.Stream.String(), Expected: "nothing lost", Found: "messages are gone"}}}, nil
+	}
 	changed := s.replicas[r.Stream.Name] < acts.TargetReplicas
 	s.replicas[r.Stream.Name] = acts.TargetReplicas
 	if s.behind == r.Stream.Name || !slices.Contains(s.names, r.Stream.Name) {
-		return acts.RaiseResult{Changed: changed, Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: r.Stream.String(), Expected: "2 current replicas", Found: "it is behind"}}}, nil
+		return acts.RaiseResult{Changed: changed, Before: r.Stream, Evidence: s.seen(), Findings: []finding.Finding{{Row: "N191", Object: r.Stream.String(), Expected: "2 current replicas", Found: "it is behind"}}}, nil
 	}
-	return acts.RaiseResult{OK: true, Changed: true, Evidence: s.seen()}, nil
+	if s.interrupted == r.Stream.Name {
+		s.aborted()
+		return acts.RaiseResult{}, finding.Finding{Object: r.Stream.String(), Found: "the connection was lost"}.Error(finding.Stop)
+	}
+	return acts.RaiseResult{OK: true, Changed: true, Before: r.Stream, Evidence: s.seen()}, nil
 }
 
 func (s *system) settle(_ context.Context, r acts.SettleRequest) (acts.SettleResult, error) {
