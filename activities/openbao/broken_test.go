@@ -65,7 +65,11 @@ func TestASnapshotThatBreaksOffOnTheWireIsABrokenArchive(t *testing.T) {
 	err = snapshotOf(t, slow, 300*time.Millisecond)
 	require.ErrorIs(t, err, errArchive)
 	require.ErrorContains(t, err, "did not come within its time")
+	require.Contains(t, brokenNext(err), "raise transferLimit")
+	require.NotContains(t, brokenNext(errArchive), "transferLimit")
 }
+
+func brokenNext(err error) string { return broken("bao-0", err).Next }
 
 func TestAMemberThatGivesNoSnapshotOutIsNoBrokenArchive(t *testing.T) {
 	away, err := newServer("bao-0", "fake-token", func(context.Context) (net.Conn, error) { return nil, errors.New("no route") })

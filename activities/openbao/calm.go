@@ -44,9 +44,8 @@ type ready struct {
 // follows, and returns all that stands against it.
 func (q *ready) look(now time.Time, v View, found []finding.Finding, step string, stable time.Duration) []finding.Finding {
 	active, _ := v.Active()
-	if age := now.Sub(v.At); len(found) == 0 && age > freshFor {
-		found = []finding.Finding{{Object: "OpenBao before the " + step, Expected: fmt.Sprintf("a look at all members within %s", freshFor), Found: age.Round(time.Millisecond).String(),
-			Why: "what was true when the look began may be so no more", Next: "look at the way to the members: the API server, their nodes, their load"}}
+	if len(found) == 0 {
+		found = aged(now, v.At, step)
 	}
 	if len(found) == 0 && !q.marked {
 		q.caught, q.marked = max(q.caught, active.Committed), true
@@ -55,6 +54,43 @@ func (q *ready) look(now time.Time, v View, found []finding.Finding, step string
 		found = []finding.Finding{unsteady("before the "+step, stable)}
 	}
 	return found
+}
+
+// aged is the finding of a look that has become too old to act on.
+func aged(now, at time.Time, step string) []finding.Finding {
+	age := now.Sub(at)
+	if age <= freshFor {
+		return nil
+	}
+	return []finding.Finding{{Object: "OpenBao before the " + step, Expected: fmt.Sprintf("a look at all members within %s", freshFor), Found: age.Round(time.Millisecond).String(),
+		Why: "what was true when the look began may be so no more", Next: "look at the way to the members and to the artifact store: the API server, the nodes, their load"}}
+}
+
+// tooLate is why a step that has not begun must not begin now: the section that
+// it is a part of fitted the window only if it had begun by then. The zero time
+// is that of a run which finishes what it has begun and begins nothing.
+func tooLate(now, by time.Time, step string) string {
+	switch {
+	case by.IsZero():
+		return step + " has not begun"
+	case now.After(by):
+		return fmt.Sprintf("%s was to begin by %s and has not at %s", step, by.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return ""
+}
+
+// missed is why a step must not begin although the look at the members allows
+// it: right before the request, which keeping the look, asking for the Lease or
+// a process that stood still have put off.
+func missed(at, by time.Time, step string) string {
+	now := time.Now()
+	if late := tooLate(now, by, "the "+step); late != "" {
+		return late
+	}
+	if found := aged(now, at, step); len(found) > 0 {
+		return overtaken(found)
+	}
+	return ""
 }
 
 func unsteady(when string, stable time.Duration) finding.Finding {

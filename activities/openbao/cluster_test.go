@@ -53,6 +53,9 @@ type cluster struct {
 	programs map[string][]string // by image
 	nodes    [members]*node
 	key      string
+	// asks sees every request to a member before it leaves, answers each request
+	// again when its answer has come and nobody has read it yet.
+	asks, answers atomic.Pointer[func(request string)]
 	// least is the fewest members that were unsealed at a time.
 	least atomic.Int32
 
@@ -129,7 +132,11 @@ func (c *cluster) dial(ctx context.Context, _ *kube.Client, namespace, pod strin
 	if namespace != c.place.Namespace || port != 8200 || i >= members {
 		return nil, fmt.Errorf("no port %d of pod %s/%s", port, namespace, pod)
 	}
-	return new(net.Dialer).DialContext(ctx, "tcp", fmt.Sprintf("%s:%d", c.nodes[i].ip, c.nodes[i].port))
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", fmt.Sprintf("%s:%d", c.nodes[i].ip, c.nodes[i].port))
+	if err != nil {
+		return nil, err
+	}
+	return &wire{Conn: conn, c: c}, nil
 }
 
 var labels = map[string]string{"app.kubernetes.io/name": "openbao", "component": "server"}
@@ -163,7 +170,9 @@ func (c *cluster) pod(n *node, revision, image string) error {
 	for k, v := range labels {
 		meta.Labels[k] = v
 	}
-	pod, err := pods.Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: podSpec(image)}, metav1.CreateOptions{})
+	spec := podSpec(image)
+	spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-" + n.name}}}}
+	pod, err := pods.Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}

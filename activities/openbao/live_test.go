@@ -27,7 +27,7 @@ func (c *cluster) survey(want Want, limit time.Duration) SurveyResult {
 }
 
 func (c *cluster) replacement(want Want, s SurveyResult) ReplaceRequest {
-	return ReplaceRequest{Place: c.place, Want: want, Pod: s.Step.Pod, UID: s.Step.UID, Committed: s.Committed, Limit: patience, Delete: patience, Ready: patience}
+	return ReplaceRequest{Place: c.place, Want: want, Pod: s.Step.Pod, UID: s.Step.UID, Committed: s.Committed, BeginBy: time.Now().Add(time.Hour), Limit: patience, Delete: patience, Ready: patience}
 }
 
 func (c *cluster) replace(r ReplaceRequest) ReplaceResult {
@@ -38,7 +38,7 @@ func (c *cluster) replace(r ReplaceRequest) ReplaceResult {
 }
 
 func (c *cluster) handover(want Want, s SurveyResult) StepDownRequest {
-	return StepDownRequest{Place: c.place, Want: want, Pod: s.Step.Pod, UID: s.Step.UID, Committed: s.Committed, Limit: patience, Transfer: patience}
+	return StepDownRequest{Place: c.place, Want: want, Pod: s.Step.Pod, UID: s.Step.UID, Committed: s.Committed, BeginBy: time.Now().Add(time.Hour), Limit: patience, Transfer: patience}
 }
 
 func (c *cluster) stepDown(r StepDownRequest) StepDownResult {
@@ -184,7 +184,9 @@ func TestWithOneMemberDownNoOtherIsDeletedAndWithoutQuorumNothingIsStored(t *tes
 	l, err := c.acts.looker(t.Context(), c.place)
 	require.NoError(t, err)
 	defer l.close()
-	require.NoError(t, l.delete(t.Context(), ReplaceRequest{Pod: s.Step.Pod, UID: "of the pod before"}, &ReplaceResult{}))
+	former := r
+	former.UID = "of the pod before"
+	require.NoError(t, l.delete(t.Context(), former, time.Now(), &ReplaceResult{}))
 	require.Equal(t, s.Step.UID, c.uid(s.Step.Pod))
 
 	// The Lease was lost after the activity had begun.
@@ -192,12 +194,12 @@ func TestWithOneMemberDownNoOtherIsDeletedAndWithoutQuorumNothingIsStored(t *tes
 	_, err = l.look(t.Context())
 	require.NoError(t, err)
 	var touched ReplaceResult
-	require.ErrorContains(t, l.delete(t.Context(), r, &touched), "no Lease")
+	require.ErrorContains(t, l.delete(t.Context(), r, time.Now(), &touched), "no Lease")
 	require.False(t, touched.Touched)
-	require.ErrorContains(t, l.stepDown(t.Context(), StepDownRequest{Pod: active, UID: c.active().UID}, &StepDownResult{}), "no Lease")
+	require.ErrorContains(t, l.stepDown(t.Context(), StepDownRequest{Pod: active, UID: c.active().UID}, time.Now(), &StepDownResult{}), "no Lease")
 	l.place.Holder = ""
-	require.ErrorContains(t, l.delete(t.Context(), r, &touched), "the run's name in the Lease")
-	require.ErrorContains(t, l.stepDown(t.Context(), StepDownRequest{Pod: active, UID: c.active().UID}, &StepDownResult{}), "the run's name in the Lease")
+	require.ErrorContains(t, l.delete(t.Context(), r, time.Now(), &touched), "the run's name in the Lease")
+	require.ErrorContains(t, l.stepDown(t.Context(), StepDownRequest{Pod: active, UID: c.active().UID}, time.Now(), &StepDownResult{}), "the run's name in the Lease")
 	require.Equal(t, s.Step.UID, c.uid(s.Step.Pod))
 	require.Equal(t, active, c.active().Pod)
 
@@ -234,8 +236,13 @@ func (c *cluster) backup(limit time.Duration) SnapshotRequest {
 func TestASnapshotIsStoredWholeWithWhatOpensItAndNothingElse(t *testing.T) {
 	c := start(t)
 	active := c.active()
-	out, err := c.acts.Snapshot(t.Context(), c.backup(patience))
+	var suite testsuite.WorkflowTestSuite // only an activity's artifacts have the whole name
+	env := suite.NewTestActivityEnvironment()
+	env.RegisterActivity(c.acts.Snapshot)
+	v, err := env.ExecuteActivity(c.acts.Snapshot, c.backup(patience))
 	require.NoError(t, err)
+	var out SnapshotResult
+	require.NoError(t, v.Get(&out))
 	require.Empty(t, out.Findings)
 	require.Equal(t, active.Pod, out.Active)
 	require.Equal(t, active.ClusterID, out.ClusterID)
@@ -267,6 +274,21 @@ func TestASnapshotIsStoredWholeWithWhatOpensItAndNothingElse(t *testing.T) {
 		return secrets
 	}
 	require.Equal(t, 3, stored())
+
+	t.Run("a survey finds the snapshot that it is given", func(t *testing.T) {
+		ask := func(url string) SurveyResult {
+			s, err := c.acts.Survey(t.Context(), SurveyRequest{Place: c.place, Want: c.want(), Limit: patience, Snapshot: url})
+			require.NoError(t, err)
+			return s
+		}
+		require.Equal(t, out.Snapshot, ask(out.Snapshot.URL).Snapshot)
+		for _, other := range []string{out.Secrets[0].URL, out.Snapshot.URL[:len(out.Snapshot.URL)-1], "file:///nowhere/openbao.snap"} {
+			none := ask(other)
+			require.Len(t, none.Findings, 1, other)
+			require.Equal(t, "N104", none.Findings[0].Row)
+			require.Equal(t, Step{}, none.Step)
+		}
+	})
 
 	t.Run("a wrong token is named by its place", func(t *testing.T) {
 		_, err := c.client.Typed.CoreV1().Secrets(c.place.Namespace).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "wrong"},

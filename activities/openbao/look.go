@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/evidence"
@@ -29,6 +30,8 @@ type looker struct {
 	token   string
 	servers map[string]*server // by pod UID
 	record  *evidence.Record
+	// mark has the Temporal server keep what the next try must know.
+	mark func(string) error
 }
 
 // looker connects to the cluster and reads the token, and beats from here on
@@ -39,6 +42,7 @@ func (a *Activities) looker(ctx context.Context, p Place) (*looker, error) {
 	}
 	p.Servers = p.Servers.WithDefaults()
 	l := &looker{a: a, place: p, servers: map[string]*server{}, record: evidence.Begin(ctx, a.Artifacts)}
+	l.mark = l.record.Mark
 	if err := l.connect(ctx); err != nil {
 		l.close()
 		return nil, err
@@ -55,6 +59,10 @@ func (l *looker) connect(ctx context.Context) error {
 		return err
 	}
 	token, err := l.place.Token.Read(ctx, l.client, l.place.Namespace, "token of OpenBao")
+	if f, class, ok := finding.Of(err); ok && class == finding.Stop && f.Next == "" {
+		f.Expected, f.Next = "the token of OpenBao", "correct token in the plan: abort, and start again; or put the Secret there, then retry"
+		return f.Error(class)
+	}
 	l.token = strings.TrimSpace(string(token))
 	return err
 }
@@ -91,11 +99,10 @@ func (l *looker) look(ctx context.Context) (View, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, LookLimit)
 	defer cancel()
-	set, pods, err := l.objects(ctx)
+	v, err := l.objects(ctx)
 	if err != nil {
 		return View{}, err
 	}
-	v := viewOf(set, pods, l.place.Servers.Container)
 	v.At, v.Run = began, Owner{Release: l.place.Release, Namespace: l.place.Namespace}
 	var asked sync.WaitGroup
 	for i := range v.Members {
@@ -130,17 +137,41 @@ func (l *looker) denied(pod string, err error) error {
 	}.Error(finding.Stop)
 }
 
-func (l *looker) objects(ctx context.Context) (*appsv1.StatefulSet, []corev1.Pod, error) {
+// objects is what Kubernetes says of the StatefulSet, its pods and their claims.
+func (l *looker) objects(ctx context.Context) (View, error) {
 	ns, servers := l.place.Namespace, l.place.Servers
 	set, err := l.client.Typed.AppsV1().StatefulSets(ns).Get(ctx, servers.StatefulSet, metav1.GetOptions{})
 	if err != nil {
-		return nil, nil, kube.Wrap(err, fmt.Sprintf("StatefulSet/%s/%s", ns, servers.StatefulSet))
+		return View{}, absent(err, fmt.Sprintf("StatefulSet/%s/%s", ns, servers.StatefulSet), "the StatefulSet of the OpenBao members", "namespace and servers.statefulSet")
 	}
 	pods, err := l.client.Typed.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: servers.Selector})
 	if err != nil {
-		return nil, nil, kube.Wrap(err, fmt.Sprintf("pods of %s with labels %s", ns, servers.Selector))
+		return View{}, kube.Wrap(err, fmt.Sprintf("pods of %s with labels %s", ns, servers.Selector))
 	}
-	return set, pods.Items, nil
+	v := viewOf(set, pods.Items, servers.Container)
+	claims, err := l.client.Typed.CoreV1().PersistentVolumeClaims(ns).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return View{}, kube.Wrap(err, "volume claims in "+ns)
+	}
+	for i := range v.Members {
+		m := &v.Members[i]
+		for _, c := range claims.Items {
+			if c.DeletionTimestamp != nil && slices.Contains(m.Claims, c.Name) {
+				m.Leaving = append(m.Leaving, c.Name)
+			}
+		}
+	}
+	return v, nil
+}
+
+// absent is the error of an object that the plan names: one that is not there is
+// named wrongly, or was never made.
+func absent(err error, what, expected, field string) error {
+	if !apierrors.IsNotFound(err) {
+		return kube.Wrap(err, what)
+	}
+	return finding.Finding{Object: what, Expected: expected, Found: "none of that name",
+		Next: "correct " + field + " in the plan: abort, and start again; or make the object, then retry"}.Error(finding.Stop)
 }
 
 // viewOf is what Kubernetes says.
@@ -148,6 +179,7 @@ func viewOf(set *appsv1.StatefulSet, pods []corev1.Pod, container string) View {
 	v := View{Set: Set{
 		Name: set.Name, Replicas: 1, Strategy: string(set.Spec.UpdateStrategy.Type), Revision: set.Status.UpdateRevision,
 		Image: imageOf(set.Spec.Template.Spec, container), Unobserved: set.Status.ObservedGeneration < set.Generation || set.Status.UpdateRevision == "",
+		Deleting: set.DeletionTimestamp != nil,
 	}}
 	v.Set.Owner = Owner{Release: set.Annotations["meta.helm.sh/release-name"], Namespace: set.Annotations["meta.helm.sh/release-namespace"]}
 	if v.Set.Owner.Release == "" {
@@ -167,6 +199,11 @@ func viewOf(set *appsv1.StatefulSet, pods []corev1.Pod, container string) View {
 			Image: image, Deleting: p.DeletionTimestamp != nil, Unready: kube.Unready(p)}
 		for _, c := range p.Spec.Containers {
 			m.Images = append(m.Images, c.Name+"="+c.Image)
+		}
+		for _, volume := range p.Spec.Volumes {
+			if claim := volume.PersistentVolumeClaim; claim != nil {
+				m.Claims = append(m.Claims, claim.ClaimName)
+			}
 		}
 		v.Members = append(v.Members, m)
 	}

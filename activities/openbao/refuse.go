@@ -37,6 +37,13 @@ func refuseOwner(v View) []finding.Finding {
 
 func refuseSet(s Set, want Want) (out []finding.Finding) {
 	object := "StatefulSet " + s.Name
+	if s.Deleting {
+		out = append(out, finding.Finding{
+			Row: "N158", Object: object, Expected: "a StatefulSet that stays", Found: "it is being deleted",
+			Why:  "nothing would make a deleted member's next pod",
+			Next: "find out who deletes it and what holds it; delete no pod and no volume claim",
+		})
+	}
 	switch {
 	case s.Replicas == 1:
 		out = append(out, finding.Finding{
@@ -77,6 +84,13 @@ func refuseMembers(v View, want Want) (out []finding.Finding) {
 	}
 	id := want.ClusterID
 	for _, m := range v.Members {
+		if len(m.Leaving) > 0 {
+			out = append(out, finding.Finding{
+				Row: "N158", Object: "OpenBao member " + m.Pod, Expected: "volume claims that stay", Found: strings.Join(m.Leaving, ", ") + " is being deleted",
+				Why:  "only the pod holds it: the volume, and the member's data, would go with the pod",
+				Next: "delete no pod; keep the volume (its reclaim policy: Retain), copy the data, and give the member its claim back, by the OpenBao patch upgrade runbook",
+			})
+		}
 		if !m.serving() {
 			continue
 		}
@@ -94,7 +108,9 @@ func refuseMembers(v View, want Want) (out []finding.Finding) {
 				Next: "replace nothing more and never initialise it; follow the OpenBao patch upgrade runbook",
 			})
 		}
-		switch fresh := !v.stale(m); {
+		// Which members are stale is not known before the controller has seen
+		// the template: that is waited for.
+		switch fresh := !v.stale(m) && !v.Set.Unobserved; {
 		case fresh && m.Image != v.Set.Image:
 			out = append(out, finding.Finding{Row: "N163", Object: "OpenBao member " + m.Pod, Expected: "the template's image " + v.Set.Image, Found: m.Image,
 				Next: "find out what changes the pod on its way in (a webhook), then retry"})

@@ -2,6 +2,7 @@ package openbao
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -34,26 +35,29 @@ func TestWhatNoWaitingMendsIsRefused(t *testing.T) {
 		row    string
 		want   string
 	}{
-		"one member":             {func(v *View) { v.Set.Replicas, v.Members, v.Peers = 1, v.Members[:1], v.Peers[:1] }, "N160", "StatefulSet bao: expected 3 members, found 1"},
-		"another number":         {func(v *View) { v.Set.Replicas = 5 }, "N160", "StatefulSet bao: expected 3 members, found 5"},
-		"another strategy":       {func(v *View) { v.Set.Strategy = "RollingUpdate" }, "N161", "expected update strategy OnDelete, found RollingUpdate"},
-		"another image":          {func(v *View) { v.Set.Image = oldImage }, "N161", "found " + oldImage},
-		"no such container":      {func(v *View) { v.Set.Image = "" }, "N161", "StatefulSet bao"},
-		"a pod too many":         {func(v *View) { v.Members = append(v.Members, Member{Pod: "bao-9", Status: Status{Sealed: true}}) }, "N160", "found 4: bao-0, bao-1, bao-2, bao-9"},
-		"another cluster":        {func(v *View) { v.Members[2].ClusterID = "c2" }, "N90", "OpenBao member bao-2: expected cluster id c1, found c2"},
-		"another storage":        {func(v *View) { v.Members[1].Storage = "file" }, "N160", "expected storage raft, found file"},
-		"an image that lies":     {func(v *View) { v.renew(1); v.Members[1].Version = "2.6.2" }, "N163", "OpenBao member bao-1: expected version 2.6.3"},
-		"a pod that was changed": {func(v *View) { v.renew(1); v.Members[1].Image = oldImage }, "N163", "expected the template's image " + newImage},
-		"a downgrade":            {func(v *View) { v.Members[1].Version = "2.7.0" }, "N240", "expected a version up to 2.6.3, found 2.7.0"},
-		"a peer too many":        {func(v *View) { v.Peers = append(v.Peers, Peer{"dead", "bao-3.bao-internal:8201", true}) }, "N160", "expected the address of a pod, found dead at bao-3.bao-internal:8201"},
-		"a peer too few":         {func(v *View) { v.Peers = v.Peers[:2] }, "N160", "Raft peers of bao: expected 3, found 2"},
-		"an address of nobody":   {func(v *View) { v.Peers[1].Address = "10.9.9.9:8201" }, "N160", "found node-1 at 10.9.9.9:8201"},
-		"an address like a pod":  {func(v *View) { v.Peers[1].Address = "bao-11.bao-internal:8201" }, "N160", "found node-1 at bao-11"},
-		"another Service":        {func(v *View) { v.Peers[1].Address = "bao-1.other-internal:8201" }, "N160", "found node-1 at bao-1.other-internal"},
-		"another namespace":      {func(v *View) { v.Peers[1].Address = "bao-1.bao-internal.other.svc:8201" }, "N160", "found node-1 at bao-1.bao-internal.other.svc"},
-		"another release":        {func(v *View) { v.Run, v.Set.Owner = Owner{"mine", "vault"}, Owner{"openbao-server", "vault"} }, "", "expected made by release mine in namespace vault, found made by release openbao-server in namespace vault"},
-		"another release's home": {func(v *View) { v.Run, v.Set.Owner = Owner{"bao", "mine"}, Owner{"bao", "vault"} }, "", "in namespace mine, found made by release bao in namespace vault"},
-		"one pod twice":          {func(v *View) { v.Peers[1].Address = "bao-0:8201" }, "N160", "expected one peer for each pod, found node-0 and node-1 are both bao-0"},
+		"one member":              {func(v *View) { v.Set.Replicas, v.Members, v.Peers = 1, v.Members[:1], v.Peers[:1] }, "N160", "StatefulSet bao: expected 3 members, found 1"},
+		"another number":          {func(v *View) { v.Set.Replicas = 5 }, "N160", "StatefulSet bao: expected 3 members, found 5"},
+		"another strategy":        {func(v *View) { v.Set.Strategy = "RollingUpdate" }, "N161", "expected update strategy OnDelete, found RollingUpdate"},
+		"another image":           {func(v *View) { v.Set.Image = oldImage }, "N161", "found " + oldImage},
+		"no such container":       {func(v *View) { v.Set.Image = "" }, "N161", "StatefulSet bao"},
+		"a pod too many":          {func(v *View) { v.Members = append(v.Members, Member{Pod: "bao-9", Status: Status{Sealed: true}}) }, "N160", "found 4: bao-0, bao-1, bao-2, bao-9"},
+		"another cluster":         {func(v *View) { v.Members[2].ClusterID = "c2" }, "N90", "OpenBao member bao-2: expected cluster id c1, found c2"},
+		"another storage":         {func(v *View) { v.Members[1].Storage = "file" }, "N160", "expected storage raft, found file"},
+		"an image that lies":      {func(v *View) { v.renew(1); v.Members[1].Version = "2.6.2" }, "N163", "OpenBao member bao-1: expected version 2.6.3"},
+		"a pod that was changed":  {func(v *View) { v.renew(1); v.Members[1].Image = oldImage }, "N163", "expected the template's image " + newImage},
+		"a downgrade":             {func(v *View) { v.Members[1].Version = "2.7.0" }, "N240", "expected a version up to 2.6.3, found 2.7.0"},
+		"a peer too many":         {func(v *View) { v.Peers = append(v.Peers, Peer{"dead", "bao-3.bao-internal:8201", true}) }, "N160", "expected the address of a pod, found dead at bao-3.bao-internal:8201"},
+		"a peer too few":          {func(v *View) { v.Peers = v.Peers[:2] }, "N160", "Raft peers of bao: expected 3, found 2"},
+		"an address of nobody":    {func(v *View) { v.Peers[1].Address = "10.9.9.9:8201" }, "N160", "found node-1 at 10.9.9.9:8201"},
+		"an address like a pod":   {func(v *View) { v.Peers[1].Address = "bao-11.bao-internal:8201" }, "N160", "found node-1 at bao-11"},
+		"another Service":         {func(v *View) { v.Peers[1].Address = "bao-1.other-internal:8201" }, "N160", "found node-1 at bao-1.other-internal"},
+		"another namespace":       {func(v *View) { v.Peers[1].Address = "bao-1.bao-internal.other.svc:8201" }, "N160", "found node-1 at bao-1.bao-internal.other.svc"},
+		"another release":         {func(v *View) { v.Run, v.Set.Owner = Owner{"mine", "vault"}, Owner{"openbao-server", "vault"} }, "", "expected made by release mine in namespace vault, found made by release openbao-server in namespace vault"},
+		"another release's home":  {func(v *View) { v.Run, v.Set.Owner = Owner{"bao", "mine"}, Owner{"bao", "vault"} }, "", "in namespace mine, found made by release bao in namespace vault"},
+		"a set on its way away":   {func(v *View) { v.Set.Deleting = true }, "N158", "StatefulSet bao: expected a StatefulSet that stays, found it is being deleted"},
+		"a claim on its way away": {func(v *View) { v.Members[1].Leaving = []string{"data-bao-1"} }, "N158", "OpenBao member bao-1: expected volume claims that stay, found data-bao-1 is being deleted"},
+		"that of a sealed one":    {func(v *View) { v.Members[1].Leaving, v.Members[1].Sealed = []string{"data-bao-1"}, true }, "N158", "found data-bao-1 is being deleted"},
+		"one pod twice":           {func(v *View) { v.Peers[1].Address = "bao-0:8201" }, "N160", "expected one peer for each pod, found node-0 and node-1 are both bao-0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := whole()
@@ -100,7 +104,7 @@ func TestAMemberThatIsAwayIsWaitedForAndNotRefused(t *testing.T) {
 		"a learner":       {func(v *View) { v.Peers[2].Voter = false }, "expected voters only, found node-2 still learns"},
 		"no active":       {func(v *View) { v.Members[0].Active = false }, "N91: OpenBao in bao: expected one active member that all follow, found no member is active"},
 		"peers unknown":   {func(v *View) { v.Peers, v.NoPeers = nil, "answered with 500" }, "expected a list from bao-0, found answered with 500"},
-		"not observed":    {func(v *View) { v.Set.Unobserved = true }, "its template observed by the controller"},
+		"not observed":    {func(v *View) { v.Set.Unobserved, v.Set.Revision = true, "old" }, "its template observed by the controller"},
 		"its IP is new":   {func(v *View) { v.Members[2].Status = Status{Trouble: "no route"}; v.Peers[2].Address = "10.9.9.9:8201" }, "bao-2"},
 		"not told to all": {func(v *View) { v.renew(2); v.Peers[2].Address = "10.9.9.9:8201" }, "expected the address of a pod, found node-2 at 10.9.9.9:8201"},
 		"second is away":  {func(v *View) { v.Members[1].Status = Status{Trouble: "no route"} }, "bao-1"},
@@ -139,7 +143,7 @@ func TestWhatIsWaitedForIsAnsweredWithTheRunbook(t *testing.T) {
 }
 
 func TestNothingIsDeletedButTheStandbyThatWasMeant(t *testing.T) {
-	r := ReplaceRequest{Want: target(), Pod: "bao-1", UID: "uid-1", Committed: 50}
+	began := time.Date(2026, 1, 1, 1, 0, 0, 0, time.UTC)
 	for name, c := range map[string]struct {
 		change func(*View)
 		gone   bool
@@ -147,6 +151,10 @@ func TestNothingIsDeletedButTheStandbyThatWasMeant(t *testing.T) {
 		found  string
 	}{
 		"the standby":             {func(*View) {}, false, "", ""},
+		"too late":                {func(v *View) { v.At = began.Add(2 * time.Minute) }, false, "the replacement of bao-1 was to begin by 2026-01-01T01:01:30Z and has not at 2026-01-01T01:02:00Z", ""},
+		"late and not whole":      {func(v *View) { v.At, v.Members[2].Sealed = began.Add(2*time.Minute), true }, false, "the replacement of bao-1 was to begin by 2026-01-01T01:01:30Z and has not at 2026-01-01T01:02:00Z", ""},
+		"gone, however late":      {func(v *View) { v.At = began.Add(time.Hour); v.renew(1) }, true, "", ""},
+		"going, however late":     {func(v *View) { v.At = began.Add(time.Hour); v.Members[1].Deleting = true }, true, "", ""},
 		"gone":                    {func(v *View) { v.Members, v.Missing = append(v.Members[:1:1], v.Members[2]), []string{"bao-1"} }, true, "", ""},
 		"under another UID":       {func(v *View) { v.renew(1) }, true, "", ""},
 		"on its way":              {func(v *View) { v.Members[1].Deleting = true }, true, "", ""},
@@ -165,7 +173,9 @@ func TestNothingIsDeletedButTheStandbyThatWasMeant(t *testing.T) {
 					v.Members[i].Image, v.Members[i].Version = newImage, "2.6.3"
 				}
 			}
+			v.At = began
 			c.change(&v)
+			r := ReplaceRequest{Want: target(), Pod: "bao-1", UID: "uid-1", Committed: 50, BeginBy: began.Add(90 * time.Second)}
 			gone, moved, found := before(v, r)
 			require.Equal(t, c.gone, gone)
 			require.Equal(t, c.moved, moved)
@@ -174,6 +184,11 @@ func TestNothingIsDeletedButTheStandbyThatWasMeant(t *testing.T) {
 			} else {
 				require.Contains(t, found[0].Object, c.found)
 			}
+			r.BeginBy = time.Time{} // only to finish what was begun
+			again, moved, found := before(v, r)
+			require.Equal(t, c.gone, again)
+			require.Equal(t, !c.gone, moved != "", "nothing is begun")
+			require.Empty(t, found)
 		})
 	}
 }
@@ -229,7 +244,7 @@ func TestAMemberOfATemplateThatChangedMeanwhileEndsItsStepAndIsNoFault(t *testin
 }
 
 func TestOnlyTheLastStaleMemberThatLeadsIsAskedToStepDown(t *testing.T) {
-	r := StepDownRequest{Want: target(), Pod: "bao-0", UID: "uid-0", Committed: 50}
+	began := time.Date(2026, 1, 1, 1, 0, 0, 0, time.UTC)
 	for name, c := range map[string]struct {
 		change func(*View)
 		led    bool
@@ -237,6 +252,8 @@ func TestOnlyTheLastStaleMemberThatLeadsIsAskedToStepDown(t *testing.T) {
 		found  string
 	}{
 		"it leads":                     {func(*View) {}, false, "", ""},
+		"too late":                     {func(v *View) { v.At = began.Add(2 * time.Minute) }, false, "the step-down of bao-0 was to begin by 2026-01-01T01:01:30Z", ""},
+		"another leads, however late":  {func(v *View) { v.At = began.Add(time.Hour); v.lead(2) }, true, "", ""},
 		"another leads already":        {func(v *View) { v.lead(2) }, true, "", ""},
 		"another stale one leads":      {func(v *View) { v.Members[2].Revision = "old"; v.lead(2) }, false, "bao-2 is active, not bao-0", ""},
 		"under another UID":            {func(v *View) { v.Members[0].UID = "other" }, false, "bao-0 is active, not bao-0", ""},
@@ -251,7 +268,9 @@ func TestOnlyTheLastStaleMemberThatLeadsIsAskedToStepDown(t *testing.T) {
 			v := whole()
 			v.renew(1)
 			v.renew(2)
+			v.At = began
 			c.change(&v)
+			r := StepDownRequest{Want: target(), Pod: "bao-0", UID: "uid-0", Committed: 50, BeginBy: began.Add(90 * time.Second)}
 			led, moved, found := mayStepDown(v, r)
 			require.Equal(t, c.led, led)
 			require.Contains(t, moved, c.moved)
@@ -261,6 +280,10 @@ func TestOnlyTheLastStaleMemberThatLeadsIsAskedToStepDown(t *testing.T) {
 			} else {
 				require.Contains(t, found[0].String(), c.found)
 			}
+			r.BeginBy = time.Time{} // only to finish what was begun
+			again, moved, found := mayStepDown(v, r)
+			require.Equal(t, c.led, again)
+			require.True(t, again || moved != "" || len(found) > 0, "nothing is begun")
 		})
 	}
 }

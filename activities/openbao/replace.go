@@ -26,6 +26,9 @@ type ReplaceRequest struct {
 	UID string `json:"uid"`
 	// Committed is the active member's committed index as the survey saw it.
 	Committed uint64 `json:"committed"`
+	// BeginBy is when the deletion may be begun at the latest; without it none
+	// is, and only what an earlier one has begun is finished.
+	BeginBy time.Time `json:"beginBy,omitzero"`
 	// Limit is how long a whole cluster is waited for, before the deletion and
 	// after the new pod is Ready; Delete and Ready bound these (N162).
 	Limit  time.Duration `json:"limit"`
@@ -36,8 +39,8 @@ type ReplaceRequest struct {
 // ReplaceResult is the verdict on the member that came back.
 type ReplaceResult struct {
 	OK bool `json:"ok"`
-	// Moved: nothing was touched, because the pod is not a standby any more, or
-	// the cluster is not whole any more.
+	// Moved: nothing was touched, because the pod is not a standby any more,
+	// the cluster is not whole any more, or it is too late.
 	Moved string `json:"moved,omitempty"`
 	// Anew: the member came back whole, and of a template that is not the
 	// present one any more. The step is over; what is next is to be found anew.
@@ -45,8 +48,9 @@ type ReplaceResult struct {
 	// Touched: the old pod is gone, or asked to go.
 	Touched bool `json:"touched,omitempty"`
 	// UID and Version are the new member's.
-	UID      string            `json:"uid,omitempty"`
-	Version  string            `json:"version,omitempty"`
+	UID     string `json:"uid,omitempty"`
+	Version string `json:"version,omitempty"`
+	State
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
 }
@@ -70,13 +74,14 @@ func (a *Activities) Replace(ctx context.Context, r ReplaceRequest) (out Replace
 	defer func() { out.Evidence = l.record.Trail }()
 
 	mark := r.Committed
+	var at time.Time // of the look that decides
 	var gone, refused bool
 	steady := ready{caught: r.Committed}
 	err = l.until(ctx, min(r.Limit, RecheckLimit), func(v View) verdict {
 		if active, none := v.Active(); none == "" {
 			mark = max(mark, active.Committed)
 		}
-		r.Committed = steady.caught
+		at, r.Committed = v.At, steady.caught
 		gone, out.Moved, out.Findings = before(v, r)
 		if gone || out.Moved != "" {
 			return verdict{true, "", out}
@@ -94,7 +99,7 @@ func (a *Activities) Replace(ctx context.Context, r ReplaceRequest) (out Replace
 	}
 	if gone {
 		out.Touched = true
-	} else if err := l.delete(ctx, r, &out); err != nil {
+	} else if err := l.delete(ctx, r, at, &out); err != nil || out.Moved != "" {
 		return out, err
 	}
 	if err := l.renewed(ctx, r); err != nil {
@@ -120,6 +125,9 @@ func before(v View, r ReplaceRequest) (gone bool, moved string, found []finding.
 	if !there || m.UID != r.UID || m.Deleting {
 		return true, "", nil
 	}
+	if late := tooLate(v.At, r.BeginBy, "the replacement of "+r.Pod); late != "" {
+		return false, late, nil
+	}
 	if found := slices.Concat(refusals(v, r.Want), waiting(v, r.Committed)); len(found) > 0 {
 		return false, "", evidence.Shown(found)
 	}
@@ -137,7 +145,7 @@ func before(v View, r ReplaceRequest) (gone bool, moved string, found []finding.
 // present one can't be proven by any waiting or retry: the step ends there.
 func judge(v View, r ReplaceRequest, mark uint64, out *ReplaceResult) (final bool) {
 	m, _ := v.member(r.Pod)
-	out.UID, out.Version = m.UID, m.Version
+	out.UID, out.Version, out.State = m.UID, m.Version, v.State()
 	refused := refusals(v, r.Want)
 	out.Findings = evidence.Shown(append(refused, waiting(v, mark)...))
 	if len(out.Findings) == 0 && v.stale(m) {
@@ -147,10 +155,14 @@ func judge(v View, r ReplaceRequest, mark uint64, out *ReplaceResult) (final boo
 	return len(refused) > 0
 }
 
-// delete deletes the pod that was looked at, and no other of its name.
-func (l *looker) delete(ctx context.Context, r ReplaceRequest, out *ReplaceResult) error {
+// delete deletes the pod that was looked at, and no other of its name, unless
+// the look has become too old meanwhile.
+func (l *looker) delete(ctx context.Context, r ReplaceRequest, at time.Time, out *ReplaceResult) error {
 	if err := l.mayChange(ctx); err != nil {
 		return err
+	}
+	if out.Moved = missed(at, r.BeginBy, "replacement of "+r.Pod); out.Moved != "" {
+		return nil
 	}
 	out.Touched = true
 	uid := types.UID(r.UID)

@@ -16,7 +16,6 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
-	"github.com/refit-run/refit/activities/kube"
 )
 
 // Held is a key of a Secret without which a snapshot is useless.
@@ -100,6 +99,9 @@ func (a *Activities) Snapshot(ctx context.Context, r SnapshotRequest) (out Snaps
 	return out, nil
 }
 
+// snapshotName ends the name of a stored snapshot.
+const snapshotName = "openbao.snap"
+
 // SnapshotTries is how often a snapshot that broke off is asked for again.
 const SnapshotTries = 3
 
@@ -142,7 +144,7 @@ func (l *looker) store(ctx context.Context, active Member, limit time.Duration) 
 	defer cancel()
 	l.record.Say("snapshot of " + active.Pod)
 	var broke error // the store's own words would hide what it was
-	ref, err := l.a.Artifacts.Put(ctx, evidence.Key(ctx, "openbao.snap"), artifact.Secret, len(archiveFiles), func(w io.Writer) error {
+	ref, err := l.a.Artifacts.Put(ctx, evidence.Key(ctx, snapshotName), artifact.Secret, len(archiveFiles), func(w io.Writer) error {
 		kept := &noted{to: w}
 		if broke = l.stream(ctx, active, kept); kept.err != nil && ctx.Err() == nil {
 			broke = nil // the store itself says what is wrong with it
@@ -201,7 +203,7 @@ func (l *looker) stream(ctx context.Context, active Member, w io.Writer) error {
 	case err == nil, bad != nil && errors.Is(err, api.ErrIncompleteSnapshot): // ours says where it ends
 		return bad
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("%w: it did not come within its time: %w", errArchive, err)
+		return fmt.Errorf("%w: %w: %w", errArchive, errSlow, err)
 	case ctx.Err() != nil, errors.As(err, &unasked), errors.As(err, &refused), errors.Is(err, errDenied):
 		return err
 	}
@@ -220,9 +222,16 @@ func (l *looker) snapshotError(active Member, err error) error {
 	return broken(active.Pod, err).Error(finding.Retry)
 }
 
+// errSlow marks a snapshot that was still on its way when its time was over.
+var errSlow = errors.New("it did not come within its time")
+
 func broken(pod string, err error) finding.Finding {
-	return finding.Finding{Row: "N98", Object: "Raft snapshot of " + pod, Expected: "a whole archive", Found: inShort(err),
+	f := finding.Finding{Row: "N98", Object: "Raft snapshot of " + pod, Expected: "a whole archive", Found: inShort(err),
 		Why: "a snapshot that breaks off can't be restored", Next: "nothing was stored: look at the member's log, at its disk and at its seal, then retry"}
+	if errors.Is(err, errSlow) {
+		f.Next = "nothing was stored: abort, raise transferLimit in the plan and start again; a retry has no more time. It grows with what is stored and with the way to the artifact store"
+	}
+	return f
 }
 
 type stored struct {
@@ -239,7 +248,7 @@ func (l *looker) secrets(ctx context.Context, held []Held) ([]stored, error) {
 		what := fmt.Sprintf("Secret/%s/%s", ns, h.Secret)
 		s, err := l.client.Typed.CoreV1().Secrets(ns).Get(ctx, h.Secret, metav1.GetOptions{})
 		if err != nil {
-			return nil, finding.InRow(kube.Wrap(err, what), "N99")
+			return nil, finding.InRow(absent(err, what, "a Secret that belongs to the snapshot", "secrets"), "N99")
 		}
 		if len(s.Data[h.Key]) == 0 {
 			return nil, finding.Finding{Row: "N99", Object: what, Expected: "a value under " + h.Key, Found: "none",

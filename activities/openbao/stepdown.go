@@ -27,6 +27,9 @@ type StepDownRequest struct {
 	UID string `json:"uid"`
 	// Committed is its committed index then: every other one must have it.
 	Committed uint64 `json:"committed"`
+	// BeginBy is when the request may be sent at the latest; without it none
+	// is, and only what an earlier one has begun is finished.
+	BeginBy time.Time `json:"beginBy,omitzero"`
 	// Limit is how long a whole cluster is waited for before, Transfer how
 	// long the new leader after.
 	Limit    time.Duration `json:"limit"`
@@ -37,13 +40,14 @@ type StepDownRequest struct {
 type StepDownResult struct {
 	OK bool `json:"ok"`
 	// Moved: nothing was sent, because the pod is not the active member any
-	// more, not the last stale one, or the cluster is not whole any more.
+	// more, not the last stale one, the cluster is not whole any more, or it is
+	// too late.
 	Moved string `json:"moved,omitempty"`
 	// Sent: this attempt has asked the member; Reply is what it said, which
 	// decides nothing.
-	Sent     bool              `json:"sent,omitempty"`
-	Reply    string            `json:"reply,omitempty"`
-	Active   string            `json:"active,omitempty"`
+	Sent  bool   `json:"sent,omitempty"`
+	Reply string `json:"reply,omitempty"`
+	State
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
 }
@@ -67,10 +71,11 @@ func (a *Activities) StepDown(ctx context.Context, r StepDownRequest) (out StepD
 	defer func() { out.Evidence = l.record.Trail }()
 
 	if out.Sent = sentBefore(ctx); !out.Sent {
+		var at time.Time // of the look that decides
 		var led, refused bool
 		steady := ready{caught: r.Committed}
 		err = l.until(ctx, min(r.Limit, RecheckLimit), func(v View) verdict {
-			r.Committed = steady.caught
+			at, r.Committed = v.At, steady.caught
 			led, out.Moved, out.Findings = mayStepDown(v, r)
 			if led || out.Moved != "" {
 				return verdict{true, "", out}
@@ -87,7 +92,7 @@ func (a *Activities) StepDown(ctx context.Context, r StepDownRequest) (out StepD
 			return out, nil
 		}
 		if !led {
-			if err := l.stepDown(ctx, r, &out); err != nil {
+			if err := l.stepDown(ctx, r, at, &out); err != nil || out.Moved != "" {
 				return out, err
 			}
 		}
@@ -95,9 +100,8 @@ func (a *Activities) StepDown(ctx context.Context, r StepDownRequest) (out StepD
 	var quiet calm
 	err = l.until(ctx, r.Transfer, func(v View) verdict {
 		out.Findings = transferred(v, r)
-		active, _ := v.Active()
-		out.Active = active.Pod
-		out.OK = quiet.look(time.Now(), active.Pod, len(out.Findings) == 0, a.stable())
+		out.State = v.State()
+		out.OK = quiet.look(time.Now(), out.Active, len(out.Findings) == 0, a.stable())
 		if !out.OK && len(out.Findings) == 0 {
 			out.Findings = []finding.Finding{unsteady("after the step-down of "+r.Pod, a.stable())}
 		}
@@ -120,9 +124,12 @@ func mayStepDown(v View, r StepDownRequest) (led bool, moved string, found []fin
 		return false, "", evidence.Shown(found)
 	}
 	active, _ := v.Active()
+	late := tooLate(v.At, r.BeginBy, "the step-down of "+r.Pod)
 	switch {
 	case !v.stale(active):
 		return true, "", nil
+	case late != "":
+		return false, late, nil
 	case active.Pod != r.Pod || active.UID != r.UID:
 		return false, fmt.Sprintf("%s is active, not %s", active.Pod, r.Pod), nil
 	case len(v.Stale()) > 1:
@@ -145,21 +152,26 @@ func transferred(v View, r StepDownRequest) []finding.Finding {
 	return evidence.Shown(found)
 }
 
-// stepDown asks the member itself.
-func (l *looker) stepDown(ctx context.Context, r StepDownRequest, out *StepDownResult) error {
+// stepDown asks the member itself, unless the look that it stands on has become
+// too old meanwhile.
+func (l *looker) stepDown(ctx context.Context, r StepDownRequest, at time.Time, out *StepDownResult) error {
 	if err := l.mayChange(ctx); err != nil {
 		return err
 	}
-	asked, cancel := context.WithTimeout(ctx, dialLimit+callLimit)
-	defer cancel()
 	// Kept by the server before it is done: a try that dies in between is one attempt less,
 	// and no second request.
-	if err := l.record.Mark(sent + " to " + r.Pod); err != nil {
+	if err := l.mark(sent + " to " + r.Pod); err != nil {
 		return err
 	}
+	if out.Moved = missed(at, r.BeginBy, "step-down of "+r.Pod); out.Moved != "" {
+		return nil
+	}
+	asked, cancel := context.WithTimeout(ctx, dialLimit+callLimit)
+	defer cancel()
 	out.Sent = true
 	err := l.servers[r.UID].stepDown(asked)
 	if errors.Is(err, errDenied) {
+		out.Sent = false // it was refused: nothing has changed
 		return l.denied(r.Pod, err)
 	}
 	out.Reply = "accepted"

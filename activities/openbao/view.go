@@ -33,8 +33,10 @@ type Set struct {
 	// Revision is the one of the template: a pod of another one is stale. With
 	// OnDelete the StatefulSet's current revision never advances.
 	Revision string `json:"revision"`
-	// Unobserved: its controller has not seen the template yet.
+	// Unobserved: its controller has not seen the template yet, and Revision is
+	// that of the one before.
 	Unobserved bool `json:"unobserved,omitempty"`
+	Deleting   bool `json:"deleting,omitempty"`
 	// Owner is the release that has made it, by Helm's annotations; where these
 	// are missing its label says the name.
 	Owner Owner `json:"owner,omitzero"`
@@ -59,6 +61,9 @@ type Member struct {
 	Image    string   `json:"image"`
 	Images   []string `json:"images,omitempty"`
 	Deleting bool     `json:"deleting,omitempty"`
+	// Claims are its volume claims, Leaving those of them that are being deleted.
+	Claims  []string `json:"claims,omitempty"`
+	Leaving []string `json:"leaving,omitempty"`
 	// Unready says why the pod is not Ready. Ready never means unsealed.
 	Unready string `json:"unready,omitempty"`
 	Status
@@ -129,15 +134,32 @@ func (v View) Active() (Member, string) {
 	return active, ""
 }
 
-// Versions says of each member what it runs, for receipts.
-func (v View) Versions() map[string]string {
-	out := map[string]string{}
+// State is what a look says of all members, for receipts.
+type State struct {
+	Active string `json:"active,omitempty"`
+	// Versions and Images (of all containers, N168) are by pod.
+	Versions map[string]string   `json:"versions,omitempty"`
+	Images   map[string][]string `json:"images,omitempty"`
+	// Fresh are the pods of the present template, Stale those of another one.
+	Fresh []string `json:"fresh,omitempty"`
+	Stale []string `json:"stale,omitempty"`
+}
+
+// State of the members.
+func (v View) State() State {
+	active, _ := v.Active()
+	out := State{Active: active.Pod, Versions: map[string]string{}, Images: map[string][]string{}}
 	for _, m := range v.Members {
 		version := m.Version
 		if version == "" {
 			version = "unknown"
 		}
-		out[m.Pod] = version + " (" + m.Image + ")"
+		out.Versions[m.Pod], out.Images[m.Pod] = version+" ("+m.Image+")", m.Images
+		if v.stale(m) {
+			out.Stale = append(out.Stale, m.Pod)
+		} else {
+			out.Fresh = append(out.Fresh, m.Pod)
+		}
 	}
 	return out
 }

@@ -189,6 +189,12 @@ func TestThePodsOfTheSetAreReadWithTheirRevisionAndWhatIsMissing(t *testing.T) {
 
 	set.Annotations = map[string]string{"meta.helm.sh/release-name": "bao", "meta.helm.sh/release-namespace": "vault"}
 	require.Equal(t, Owner{"bao", "vault"}, viewOf(set, nil, "openbao").Set.Owner, "Helm's annotations are above a label")
+	held := pod("bao-0", "openbao", "old")
+	held.Spec.Volumes = []corev1.Volume{{Name: "tmp"}, {Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-bao-0"}}}}
+	require.Equal(t, []string{"data-bao-0"}, viewOf(set, []corev1.Pod{held}, "openbao").Members[0].Claims)
+	require.False(t, viewOf(set, nil, "openbao").Set.Deleting)
+	set.DeletionTimestamp = &metav1.Time{}
+	require.True(t, viewOf(set, nil, "openbao").Set.Deleting)
 	set.Generation = 8
 	require.True(t, viewOf(set, nil, "openbao").Set.Unobserved, "the revision is that of an older template")
 	set.Generation, set.Spec.Replicas = 7, nil

@@ -74,6 +74,12 @@ type ReplaceInput struct {
 	ReadyLimit    window.Duration `json:"readyLimit,omitempty"`
 	TransferLimit window.Duration `json:"transferLimit,omitempty"`
 	Windows       []window.Spec   `json:"windows,omitempty"`
+	// Acknowledge names what the plan accepts: "N159", that the plugins, the
+	// policies and the PKI are the chart's own. Without it the receipt warns.
+	Acknowledge []string `json:"acknowledge,omitempty"`
+	// Snapshot is the URL of the Raft snapshot that an OpenBaoSnapshot has stored
+	// before (N104): it must be there. Without it the receipt warns.
+	Snapshot string `json:"snapshot,omitempty"`
 	// PlanOnly stops once it is known which members are to be replaced.
 	PlanOnly bool `json:"planOnly,omitempty"`
 }
@@ -87,6 +93,10 @@ type ReplaceResult struct {
 	// Images are those of all containers, by pod (N168).
 	Images map[string][]string `json:"images,omitempty"`
 }
+
+// AcknowledgeStandard records the decision that this procedure is the right one
+// and not the patch upgrade runbook (N159).
+const AcknowledgeStandard = "N159"
 
 // Limits of the guide, 'Replace the OpenBao pods'.
 const (
@@ -174,5 +184,10 @@ func (in ReplaceInput) Validate() []plan.Problem {
 	ps.Limit("readyLimit", in.ReadyLimit)
 	ps.Limit("transferLimit", in.TransferLimit)
 	ps.Windows(in.Windows)
+	for i, a := range in.Acknowledge {
+		if a != AcknowledgeStandard {
+			ps.Add(fmt.Sprintf("acknowledge[%d]", i), "is %q: a replacement asks for nothing but %q", a, AcknowledgeStandard)
+		}
+	}
 	return ps
 }

@@ -105,8 +105,11 @@ func TestLeadershipIsAskedForThriceAlsoWhenThePlanIsMadeAnewInBetween(t *testing
 		if calls++; calls == 2 || calls == 4 {
 			return acts.StepDownResult{Moved: "the members were not whole and steady right before it"}, nil
 		}
-		asked++
-		return s.stepDown(ctx, r)
+		out, err := s.stepDown(ctx, r)
+		if out.Sent {
+			asked++
+		}
+		return out, err
 	})
 	h.At(time.Hour, func() {
 		require.Contains(t, h.Waits("replace").Found, "N166")
@@ -117,6 +120,29 @@ func TestLeadershipIsAskedForThriceAlsoWhenThePlanIsMadeAnewInBetween(t *testing
 	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(t, 4, asked)
+}
+
+func TestAnAttemptThatIsRefusedIsNoneAndAPersonIsAskedAtOnce(t *testing.T) {
+	s := newSystem()
+	s.deaf = 1
+	h := newHarness(t, s)
+	calls := 0
+	h.OnActivity(acts.StepDownActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.StepDownRequest) (acts.StepDownResult, error) {
+		if calls++; calls == 2 {
+			return acts.StepDownResult{Findings: []finding.Finding{{Row: "N161", Object: "StatefulSet openbao-server", Expected: "update strategy OnDelete", Found: "RollingUpdate"}}}, nil
+		}
+		return s.stepDown(ctx, r)
+	})
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("replace").Found, "N161")
+		require.Equal(t, 2, calls, "nothing that waiting or asking mends")
+		h.Answer(protocol.Retry)
+	})
+	var out ReplaceResult
+	h.Run(protocol.OpenBaoReplace, replacement(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, "its reply is lost with the worker that asked", replied(""))
+	require.Equal(t, `answered with "accepted"`, replied("accepted"))
 }
 
 func TestAStepDownBeginsOnlyWhereAllItsAttemptsFitTheWindow(t *testing.T) {
@@ -148,6 +174,109 @@ func TestASnapshotHasTimeForAllItsTries(t *testing.T) {
 	var out SnapshotResult
 	h.Run(protocol.OpenBaoSnapshot, SnapshotInput{Site: site(), Limit: window.Duration(5 * time.Minute), TransferLimit: window.Duration(10 * time.Minute)}, &out)
 	require.GreaterOrEqual(t, given, 45*time.Minute, "each try may wait for an active member and then take its time")
+}
+
+// TestAnActThatNoWorkerBeganInTimeWaitsForTheNextWindow: the worker is away when
+// the window has room, and back when it has none.
+func TestAnActThatNoWorkerBeganInTimeWaitsForTheNextWindow(t *testing.T) {
+	for _, stepDown := range []bool{false, true} {
+		s := newSystem()
+		name, act := acts.ReplaceActivity, "delete openbao-server-1"
+		if stepDown {
+			name, act = acts.StepDownActivity, "step-down of openbao-server-0"
+			for i := 1; i < 3; i++ { // only the step-down is left, and then its member
+				s.view.Members[i].Revision, s.view.Members[i].Version = "new", "2.6.3"
+			}
+		}
+		h := newHarness(t, s)
+		start := time.Date(2026, 1, 1, 0, 1, 0, 0, time.UTC)
+		h.SetStartTime(start)
+		away := func() error {
+			if h.Now().Before(start.Add(50 * time.Minute)) {
+				return temporal.NewTimeoutError(enumspb.TIMEOUT_TYPE_SCHEDULE_TO_START, nil)
+			}
+			return nil
+		}
+		if stepDown {
+			h.OnActivity(name, mock.Anything, mock.Anything).After(2 * time.Minute).Return(func(ctx context.Context, r acts.StepDownRequest) (acts.StepDownResult, error) {
+				if err := away(); err != nil {
+					return acts.StepDownResult{}, err
+				}
+				return s.stepDown(ctx, r)
+			})
+		} else {
+			h.OnActivity(name, mock.Anything, mock.Anything).After(2 * time.Minute).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+				if err := away(); err != nil {
+					return acts.ReplaceResult{}, err
+				}
+				return s.replace(ctx, r)
+			})
+		}
+		in := replacement()
+		in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+		h.At(55*time.Minute, func() {
+			w := h.Waits("replace")
+			require.Equal(t, protocol.WaitWindow, w.Kind)
+			require.NotContains(t, s.log, act)
+			h.Answer(protocol.Abort)
+		})
+		var out ReplaceResult
+		h.Run(protocol.OpenBaoReplace, in, &out)
+		require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+		require.Empty(t, out.LeftBehind, "nothing was begun")
+	}
+}
+
+// TestARetryOfAStepThatHadNotBegunWaitsForAWindow: its activity ended in an
+// error that does not say how far it had come.
+func TestARetryOfAStepThatHadNotBegunWaitsForAWindow(t *testing.T) {
+	s := newSystem()
+	h := newHarness(t, s)
+	h.SetStartTime(time.Date(2026, 1, 1, 0, 1, 0, 0, time.UTC))
+	once := true
+	h.OnActivity(acts.ReplaceActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.ReplaceRequest) (acts.ReplaceResult, error) {
+		if once {
+			once = false
+			return acts.ReplaceResult{}, marked(false)
+		}
+		return s.replace(ctx, r)
+	})
+	h.At(52*time.Minute, func() {
+		require.Contains(t, h.Waits("replace").Why, "half done")
+		h.Answer(protocol.Retry)
+	})
+	h.At(55*time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.Waits("replace").Kind)
+		require.Equal(t, []string{"lock", "replace openbao-server-1 not begun: late"}, s.log)
+	})
+	in := replacement()
+	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+	var out ReplaceResult
+	h.Run(protocol.OpenBaoReplace, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Empty(t, out.LeftBehind)
+}
+
+// TestAMemberThatIsAwayIsBroughtBackOutsideOfTheWindow: half done is worse than
+// late.
+func TestAMemberThatIsAwayIsBroughtBackOutsideOfTheWindow(t *testing.T) {
+	s := newSystem()
+	s.after = func() { s.sealed = "openbao-server-1" }
+	h := newHarness(t, s)
+	h.SetStartTime(time.Date(2026, 1, 1, 0, 1, 0, 0, time.UTC))
+	h.At(52*time.Minute, func() {
+		s.do(func() { s.sealed = "" })
+		h.Answer(protocol.Retry)
+	})
+	h.At(55*time.Minute, func() {
+		require.Equal(t, protocol.WaitWindow, h.Waits("replace").Kind)
+		require.Equal(t, "openbao-server-1 proven", s.log[len(s.log)-1], "and no other is begun")
+	})
+	in := replacement()
+	in.Windows = []window.Spec{{Opens: "0 * * * *", Duration: window.Duration(50 * time.Minute)}}
+	var out ReplaceResult
+	h.Run(protocol.OpenBaoReplace, in, &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 }
 
 // TestAStepThatMayHaveBegunBeforeAnOutageIsHalfDone: the worker dies after the
@@ -183,7 +312,7 @@ func TestAStepThatMayHaveBegunBeforeAnOutageIsHalfDone(t *testing.T) {
 		})
 		var out ReplaceResult
 		h.Run(protocol.OpenBaoReplace, replacement(), &out)
-		require.Len(t, out.LeftBehind, 1)
+		require.NotEmpty(t, out.LeftBehind)
 		require.Contains(t, out.LeftBehind[0], half)
 	}
 }

@@ -2,6 +2,7 @@ package openbao
 
 import (
 	"fmt"
+	"time"
 
 	"go.temporal.io/sdk/workflow"
 
@@ -28,22 +29,27 @@ const (
 const injected = "A newer injector changes only new pods: services that the core stage rolls get the new agent. Roll any other injected workload by its own procedure, " +
 	"one service at a time, and check its authentication and its rendered secrets"
 
-// standard is the decision that who starts the run has made (N159).
-const standard = "This is the procedure for OpenBao as the chart sets it up: where plugin registration, policies or PKI were customised, use the OpenBao patch upgrade runbook"
+// standard is the decision that the plan does not say was made (N159).
+const standard = "N159: nobody has acknowledged in the plan that plugin registration, policies and PKI are as the chart sets them up: where they were customised, use the OpenBao patch upgrade runbook"
+
+// unsaved is the gate that the plan does not name (N104).
+const unsaved = "N104: the plan names no Raft snapshot (snapshot), so nothing has proven that one was taken before"
 
 // replacing is one OpenBaoReplace.
 type replacing struct {
 	*run
 	in   ReplaceInput
 	want acts.Want
-	// first and last are what the surveys at both ends saw.
-	first, last acts.SurveyResult
+	// first is what the first survey saw, last what was seen last.
+	first acts.SurveyResult
+	last  acts.State
 	// open is a step that was begun and is not proven: it is finished before
-	// anything else is decided. committed and begun belong to it: whether
-	// something may have been changed already.
-	open      acts.Step
-	committed uint64
-	begun     bool
+	// anything else is decided. committed, begun and resumed belong to it:
+	// whether something may have been changed already, and whether that was in
+	// a section before, which nothing has held to a window since.
+	open           acts.Step
+	committed      uint64
+	begun, resumed bool
 	// lead is the member, by its pod's UID, that was asked to step down so often.
 	lead     string
 	asked    int
@@ -83,32 +89,21 @@ func Replace(ctx workflow.Context, in ReplaceInput) (ReplaceResult, error) {
 			outcome = protocol.OutcomeNoChange
 		}
 	}
-	receipt := r.Close(outcome)
-	receipt.Before, receipt.After, receipt.Plan = r.first.Versions, r.last.Versions, planned(r.first.Steps)
+	receipt := r.Close(outcome, r.complete)
 	return ReplaceResult{Receipt: receipt, ClusterID: r.want.ClusterID, Active: r.last.Active, Images: r.last.Images}, nil
 }
 
-func planned(steps []acts.Step) *protocol.Plan {
-	p := &protocol.Plan{}
-	for _, s := range steps {
-		action := "replace"
-		if s.Act == acts.StepDown {
-			action = "step down"
-		}
-		p.Changes = append(p.Changes, protocol.PlannedChange{Action: action, Object: "OpenBao member " + s.Pod})
-	}
-	return p
-}
-
-// survey looks at the cluster until it is whole.
-func (r *replacing) survey(ctx workflow.Context, s *stage.Scope) (acts.SurveyResult, error) {
+// survey looks at the cluster until it is whole; a snapshot that is named must
+// be stored.
+func (r *replacing) survey(ctx workflow.Context, s *stage.Scope, snapshot string) (acts.SurveyResult, error) {
 	var got acts.SurveyResult
 	err := r.Do(ctx, s, acts.SurveyActivity, "find what is stale and who is active", r.in.Limit,
-		acts.SurveyRequest{Place: r.place(), Want: r.want, Limit: r.in.Limit.D()}, &got)
+		acts.SurveyRequest{Place: r.place(), Want: r.want, Limit: r.in.Limit.D(), Snapshot: snapshot}, &got)
 	if err != nil {
 		return got, err
 	}
 	r.Keep(got.Evidence)
+	r.saw(got.State)
 	if len(got.Findings) > 0 {
 		return got, datastore.Parking(got.Findings)
 	}
@@ -116,13 +111,18 @@ func (r *replacing) survey(ctx workflow.Context, s *stage.Scope) (acts.SurveyRes
 }
 
 func (r *replacing) begin(ctx workflow.Context, s *stage.Scope) error {
-	got, err := r.survey(ctx, s)
+	got, err := r.survey(ctx, s, r.in.Snapshot)
 	if err != nil {
 		return err
 	}
-	r.first, r.last, r.want.ClusterID = got, got, got.ClusterID
+	r.first, r.want.ClusterID = got, got.ClusterID
 	s.Note("cluster %s, %s active, %d steps", got.ClusterID, got.Active, len(got.Steps))
-	if len(got.Steps) > 0 {
+	if r.in.Snapshot != "" {
+		r.Artifact(got.Snapshot)
+	} else if len(got.Steps) > 0 {
+		r.Warn(unsaved)
+	}
+	if len(got.Steps) > 0 && len(r.in.Acknowledge) == 0 {
 		r.Warn(standard)
 	}
 	return nil
@@ -134,7 +134,7 @@ func (r *replacing) replace(ctx workflow.Context, s *stage.Scope) error {
 			if err := s.Safe(ctx); err != nil {
 				return err
 			}
-			got, err := r.survey(ctx, s)
+			got, err := r.survey(ctx, s, "")
 			if err != nil {
 				return err
 			}
@@ -148,6 +148,7 @@ func (r *replacing) replace(ctx workflow.Context, s *stage.Scope) error {
 			}
 			r.open, r.committed, r.begun = got.Step, got.Committed, false
 		}
+		r.resumed = r.begun
 		if err := r.finish(ctx, s); err != nil {
 			return err
 		}
@@ -194,14 +195,29 @@ func (r *replacing) finish(ctx workflow.Context, s *stage.Scope) error {
 	return untouched
 }
 
+// beginWithin is how long after its section has begun a step may begin: by then
+// the looks before it are over, the last of them too. Later, as after hours
+// without a worker, neither the window nor what people have said since would be
+// asked: it is planned anew.
+const beginWithin = acts.RecheckLimit + acts.LookLimit
+
+// beginBy is when the open step may begin at the latest; never, where a section
+// before has begun it: there it is only brought to its end.
+func (r *replacing) beginBy(ctx workflow.Context) time.Time {
+	if r.resumed {
+		return time.Time{}
+	}
+	return workflow.Now(ctx).Add(beginWithin)
+}
+
 // memberLimit and leaderLimit are how long an activity may take: the looks
 // before, the act, the looks after.
 func (r *replacing) memberLimit() window.Duration {
-	return window.Duration(acts.RecheckLimit) + r.in.DeleteLimit + r.in.ReadyLimit + calmAfter(r.in.Limit)
+	return window.Duration(beginWithin) + r.in.DeleteLimit + r.in.ReadyLimit + calmAfter(r.in.Limit)
 }
 
 func (r *replacing) leaderLimit() window.Duration {
-	return window.Duration(acts.RecheckLimit) + calmAfter(r.in.TransferLimit)
+	return window.Duration(beginWithin) + calmAfter(r.in.TransferLimit)
 }
 
 // calmAfter adds the calm to a limit that its proof must fit: it takes its
@@ -212,7 +228,7 @@ func calmAfter(limit window.Duration) window.Duration { return limit + window.Du
 // been begun by a worker that died, and the new one knows nothing of it.
 func (r *replacing) do(ctx workflow.Context, s *stage.Scope, name, summary string, limit window.Duration, req, out any) error {
 	before := s.Unanswered()
-	err := r.Do(ctx, s, name, summary, limit+window.Duration(acts.LookLimit), req, out)
+	err := r.Do(ctx, s, name, summary, limit, req, out)
 	r.begun = r.begun || s.Unanswered() > before
 	return err
 }
@@ -233,13 +249,14 @@ func (r *replacing) failed(err error, untouched *error) error {
 func (r *replacing) member(ctx workflow.Context, s *stage.Scope, step acts.Step, untouched *error) (done bool, err error) {
 	var got acts.ReplaceResult
 	err = r.do(ctx, s, acts.ReplaceActivity, step.String(), r.memberLimit(), acts.ReplaceRequest{
-		Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed,
+		Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed, BeginBy: r.beginBy(ctx),
 		Limit: calmAfter(r.in.Limit).D(), Delete: r.in.DeleteLimit.D(), Ready: r.in.ReadyLimit.D(),
 	}, &got)
 	if err != nil {
 		return false, r.failed(err, untouched)
 	}
 	r.Keep(got.Evidence)
+	r.saw(got.State)
 	r.begun = r.begun || got.Touched
 	switch {
 	case got.OK:
@@ -248,10 +265,10 @@ func (r *replacing) member(ctx workflow.Context, s *stage.Scope, step acts.Step,
 		return true, nil
 	case got.Anew != "":
 		r.done++
-		*untouched = r.moved(s, got.Anew)
+		*untouched = r.moved(s, step, got.Anew)
 		return true, nil
 	case got.Moved != "":
-		*untouched = r.moved(s, got.Moved)
+		*untouched = r.moved(s, step, got.Moved)
 		return true, nil
 	case !got.Touched:
 		*untouched = datastore.Parking(got.Findings)
@@ -271,12 +288,13 @@ func (r *replacing) leader(ctx workflow.Context, s *stage.Scope, step acts.Step,
 	for r.asked < attempts {
 		var got acts.StepDownResult
 		err := r.do(ctx, s, acts.StepDownActivity, fmt.Sprintf("%s, attempt %d", step, r.asked+1), r.leaderLimit(),
-			acts.StepDownRequest{Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed,
+			acts.StepDownRequest{Place: r.place(), Want: r.want, Pod: step.Pod, UID: step.UID, Committed: r.committed, BeginBy: r.beginBy(ctx),
 				Limit: calmAfter(r.in.Limit).D(), Transfer: calmAfter(r.in.TransferLimit).D()}, &got)
 		if err != nil {
 			return false, r.failed(err, untouched)
 		}
 		r.Keep(got.Evidence)
+		r.saw(got.State)
 		r.begun = r.begun || got.Sent
 		switch {
 		case got.OK:
@@ -284,40 +302,50 @@ func (r *replacing) leader(ctx workflow.Context, s *stage.Scope, step acts.Step,
 			s.Note("%s leads", got.Active)
 			return true, nil
 		case got.Moved != "":
-			*untouched = r.moved(s, got.Moved)
+			*untouched = r.moved(s, step, got.Moved)
 			return true, nil
 		case !r.begun:
 			*untouched = datastore.Parking(got.Findings)
 			return false, nil
+		case !got.Sent: // refused, after an attempt that was none
+			return false, datastore.Parking(got.Findings)
 		}
 		r.asked++
 		found = got.Findings
-		s.Note("attempt %d of %d to move leadership: answered with %q", r.asked, attempts, got.Reply)
+		s.Note("attempt %d of %d to move leadership, of no effect: %s", r.asked, attempts, replied(got.Reply))
 	}
 	r.asked = 0 // the attempts that a person's retry has
 	return false, datastore.Parking(found)
 }
 
+// replied is what a member said to its step-down, in words: a try that has
+// found it sent by the one before has heard nothing.
+func replied(reply string) string {
+	if reply == "" {
+		return "its reply is lost with the worker that asked"
+	}
+	return fmt.Sprintf("answered with %q", reply)
+}
+
 // moved counts how often the plan was overtaken; an error says that it is too
 // often.
-func (r *replacing) moved(s *stage.Scope, what string) error {
+func (r *replacing) moved(s *stage.Scope, step acts.Step, what string) error {
 	r.moves++
 	s.Note("planned anew: %s", what)
 	if allowed := movesAllowed * r.in.Members; r.moves > allowed {
 		r.moves = 0
-		return stage.Parking(fmt.Sprintf("what was planned was overtaken more than %d times, last: %s", allowed, what),
+		return stage.Parking(fmt.Sprintf("OpenBao: what was planned was overtaken more than %d times, last the %s: %s", allowed, step, what),
 			"a cluster that does not hold still is not replaced member by member",
-			"look at the load, the disks and the network of the members, and who changes the template, then retry", nil)
+			"look at the load, the disks and the network of the members, who changes the template, and whether the worker is slow or its clock wrong, then retry", nil)
 	}
 	return nil
 }
 
 func (r *replacing) verify(ctx workflow.Context, s *stage.Scope) error {
-	got, err := r.survey(ctx, s)
+	got, err := r.survey(ctx, s, "")
 	if err != nil {
 		return err
 	}
-	r.last = got
 	if got.Step.Act != acts.Done {
 		return stage.Parking(fmt.Sprintf("N168: OpenBao: expected no stale member, found that the next step would be the %s", got.Step),
 			"somebody changed the template after the members were replaced", "abort, and start again with the image of the new template", nil)

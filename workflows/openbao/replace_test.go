@@ -72,6 +72,8 @@ func TestWhatIsRefusedParksBeforeAnythingIsTouched(t *testing.T) {
 	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeAborted, out.Outcome)
 	require.Equal(t, []string{"lock", "survey finds RollingUpdate", "unlock"}, s.log)
+	require.Len(t, out.After, 3)
+	require.Equal(t, out.After, out.Before, "nothing was touched")
 	require.Empty(t, out.LeftBehind)
 }
 
@@ -142,7 +144,7 @@ func TestALeaderThatNeverHoldsStillParks(t *testing.T) {
 		return acts.ReplaceResult{Moved: r.Pod + " has become active"}, nil
 	})
 	h.At(time.Hour, func() {
-		require.Contains(t, h.Waits("replace").Found, "what was planned was overtaken more than 6 times, last: openbao-server-1 has become active")
+		require.Contains(t, h.Waits("replace").Found, "what was planned was overtaken more than 6 times, last the replacement of openbao-server-1: openbao-server-1 has become active")
 		h.Answer(protocol.Abort)
 	})
 	var out ReplaceResult
@@ -224,7 +226,8 @@ func TestAStepDownWithoutEffectIsAskedThriceThenAPerson(t *testing.T) {
 	h.Run(protocol.OpenBaoReplace, replacement(), &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	deaf := "step-down of openbao-server-0 without effect"
-	require.Equal(t, []string{deaf, deaf, deaf, "step-down of openbao-server-0", "openbao-server-1 leads"}, s.log[5:10])
+	require.Equal(t, []string{deaf, deaf, deaf, "step-down of openbao-server-0 not begun: late", "step-down of openbao-server-0", "openbao-server-1 leads"}, s.log[5:11],
+		"what the retry finds is no half-done step-down: it is planned anew, within the windows")
 }
 
 func TestALostReplyIsNoSecondStepDown(t *testing.T) {

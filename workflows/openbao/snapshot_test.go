@@ -63,6 +63,7 @@ func TestBadInputIsRefusedWithThePathOfEachFault(t *testing.T) {
 		"readyLimit is -1m0s":       with(func(in *ReplaceInput) { in.ReadyLimit = window.Duration(-time.Minute) }),
 		"transferLimit is -1m0s":    with(func(in *ReplaceInput) { in.TransferLimit = window.Duration(-time.Minute) }),
 		"windows[0]":                with(func(in *ReplaceInput) { in.Windows = []window.Spec{{Opens: "never"}} }),
+		"acknowledge[0] is \"N1\"":  with(func(in *ReplaceInput) { in.Acknowledge = []string{"N1"} }),
 		"servers.port is 70000":     with(func(in *ReplaceInput) { in.Servers.Port = 70000 }),
 		"token names 2 places":      with(func(in *ReplaceInput) { in.Token = &secret.Reference{File: "f", Variable: "V"} }),
 		"secrets[0] is incomplete":  SnapshotInput{Site: site(), Secrets: []acts.Held{{Secret: "s"}}},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"go.temporal.io/sdk/temporal"
 
@@ -38,6 +39,7 @@ type system struct {
 	deaf, lost int
 	// worn is how often an activity is lost with its worker.
 	worn     int
+	now      func() time.Time
 	snapshot []finding.Finding
 }
 
@@ -100,7 +102,7 @@ func (s *system) died() error {
 func (s *system) survey(_ context.Context, r acts.SurveyRequest) (acts.SurveyResult, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := acts.SurveyResult{Findings: s.wrong(), Versions: s.view.Versions(), Evidence: s.seen()}
+	out := acts.SurveyResult{Findings: s.wrong(), State: s.view.State(), Evidence: s.seen(), Snapshot: artifact.Ref{URL: r.Snapshot}}
 	if len(out.Findings) > 0 {
 		s.say("survey finds %s", out.Findings[0].Found)
 		return out, nil
@@ -109,9 +111,12 @@ func (s *system) survey(_ context.Context, r acts.SurveyRequest) (acts.SurveyRes
 	if none != "" {
 		panic(none)
 	}
-	out.Step, out.Steps, out.ClusterID, out.Committed, out.Active = acts.Next(s.view), acts.Steps(s.view), "c1", active.Committed, active.Pod
+	out.Step, out.Steps, out.ClusterID, out.Committed = acts.Next(s.view), acts.Steps(s.view), "c1", active.Committed
 	return out, nil
 }
+
+// late tells whether an act that was to begin by then must not any more.
+func (s *system) late(by time.Time) bool { return by.IsZero() || s.now().After(by) }
 
 func (s *system) replace(_ context.Context, r acts.ReplaceRequest) (out acts.ReplaceResult, err error) {
 	s.mu.Lock()
@@ -124,6 +129,11 @@ func (s *system) replace(_ context.Context, r acts.ReplaceRequest) (out acts.Rep
 	if s.view.Members[i].UID == r.UID {
 		if out.Findings = s.wrong(); len(out.Findings) > 0 {
 			s.say("replace %s not begun: %s", r.Pod, out.Findings[0].Found)
+			return out, nil
+		}
+		if s.late(r.BeginBy) {
+			out.Moved = r.Pod + " is late"
+			s.say("replace %s not begun: late", r.Pod)
 			return out, nil
 		}
 		if s.view.Members[i].Active {
@@ -143,6 +153,7 @@ func (s *system) replace(_ context.Context, r acts.ReplaceRequest) (out acts.Rep
 	if err := s.died(); err != nil {
 		return out, err
 	}
+	out.State = s.view.State()
 	if out.Findings = s.wrong(); len(out.Findings) > 0 {
 		s.say("%s not proven: %s", r.Pod, out.Findings[0].Found)
 		return out, nil
@@ -159,6 +170,11 @@ func (s *system) stepDown(_ context.Context, r acts.StepDownRequest) (out acts.S
 	active, _ := s.view.Active()
 	if active.Pod == r.Pod && active.Revision != "new" {
 		if out.Findings = s.wrong(); len(out.Findings) > 0 {
+			return out, nil
+		}
+		if s.late(r.BeginBy) {
+			out.Moved = r.Pod + " is late"
+			s.say("step-down of %s not begun: late", r.Pod)
 			return out, nil
 		}
 		out.Sent = true
@@ -180,7 +196,7 @@ func (s *system) stepDown(_ context.Context, r acts.StepDownRequest) (out acts.S
 		out.Moved = active.Pod + " is active"
 		return out, nil
 	}
-	out.OK, out.Active = true, active.Pod
+	out.OK, out.State = true, s.view.State()
 	s.say("%s leads", active.Pod)
 	return out, nil
 }
@@ -200,7 +216,9 @@ func (s *system) snapshots(_ context.Context, r acts.SnapshotRequest) (acts.Snap
 }
 
 func newHarness(t *testing.T, s *system) *workflowtest.Run {
-	h := workflowtest.New(t, workflowtest.Release{
+	var h *workflowtest.Run
+	s.now = func() time.Time { return h.Now() }
+	h = workflowtest.New(t, workflowtest.Release{
 		Name: "openbao-server", Namespace: "vault-system", Locked: s.locked, Say: func(what string) { s.do(func() { s.say("%s", what) }) },
 	}, map[string]any{protocol.OpenBaoReplace: Replace, protocol.OpenBaoSnapshot: Snapshot}, map[string]any{
 		acts.SurveyActivity: s.survey, acts.ReplaceActivity: s.replace, acts.StepDownActivity: s.stepDown, acts.SnapshotActivity: s.snapshots,
