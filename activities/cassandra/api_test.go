@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/refit-run/refit/activities/artifact"
+	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/internal/apiservertest"
 	"github.com/refit-run/refit/activities/kube"
@@ -81,6 +82,26 @@ func (s *scripted) set() *appsv1.StatefulSet {
 	set, err := s.client.Typed.AppsV1().StatefulSets(s.place.Namespace).Get(s.t.Context(), "cassandra", metav1.GetOptions{})
 	require.NoError(s.t, err)
 	return set
+}
+
+func TestMembersAreLeftAloneWhileNotAllPodsAreThereAndReady(t *testing.T) {
+	answer := func(_, command string) (kube.Exit, error) {
+		return kube.Exit{Stdout: recorded(t, command+"-3.txt")}, nil
+	}
+	s := newScripted(t, 1)
+	s.answer = answer
+	out, err := s.acts.Ring(t.Context(), RingRequest{Place: s.place, Want: 3, Row: "N137", Limit: limit})
+	require.NoError(t, err)
+	require.Greater(t, out.Evidence.Looks, 2)
+	require.Equal(t, []string{"cassandra-0 status", "cassandra-0 describecluster"}, s.ran, "once, so that whoever waits is told what it sees")
+	require.Contains(t, evidence.InWords(out.Findings), "members of Cassandra: expected 3, found 1 pods")
+	require.NotEmpty(t, out.Keyspaces, "what it has said is still known")
+
+	s = newScripted(t, 3)
+	s.answer = answer
+	_, err = s.acts.Ring(t.Context(), RingRequest{Place: s.place, Want: 3, Limit: limit})
+	require.NoError(t, err)
+	require.Greater(t, len(s.ran), 6, "all are Ready: each look asks")
 }
 
 func TestAScaleGoesFromOneToThreeAndNowhereElse(t *testing.T) {
@@ -208,8 +229,50 @@ func TestADecommissionEndsWhenTheHostIsGoneAndNotWhenTheMemberSaysSo(t *testing.
 	begun := time.Now()
 	s.acts.Pace = 100 * time.Millisecond
 	_, err = s.takeOut(host2)
-	require.ErrorContains(t, err, "its mode is DECOMMISSION_FAILED")
+	require.ErrorContains(t, err, "mode DECOMMISSION_FAILED")
 	require.Less(t, time.Since(begun), time.Second, "it is over, and failed")
+}
+
+func TestADecommissionThatNobodyHasBegunIsToldAtOnce(t *testing.T) {
+	for want, c := range map[string]struct {
+		exit  kube.Exit
+		err   error
+		class finding.Class
+	}{
+		"the call: its pod is being terminated":          {kube.Exit{}, errors.New("its pod is being terminated"), finding.Retry},
+		"the call ended with exit code 0":                {kube.Exit{}, nil, finding.Retry}, // as a connection looks that was lost
+		"the call ended with 2: error: Not enough nodes": {kube.Exit{Code: 2, Stderr: "error: Not enough nodes"}, nil, finding.Stop},
+	} {
+		s := newScripted(t, 3)
+		s.leaves(false, "NORMAL")
+		others := s.answer
+		s.answer = func(pod, command string) (kube.Exit, error) {
+			if command == "decommission --force" {
+				return c.exit, c.err
+			}
+			return others(pod, command)
+		}
+		begun := time.Now()
+		_, err := s.acts.Decommission(t.Context(), DecommissionRequest{Place: s.place, Pod: "cassandra-2", HostID: host2, Keyspaces: []string{"nvcf_api"}, Limit: time.Minute})
+		require.ErrorContains(t, err, "still in the ring, mode NORMAL; "+want)
+		_, class, _ := finding.Of(err)
+		require.Equal(t, c.class, class)
+		require.Less(t, time.Since(begun), 10*time.Second, "nobody logs in meanwhile")
+	}
+}
+
+func TestACallThatNobodyHearsMayBeginTheDecommissionAllTheSame(t *testing.T) {
+	s := newScripted(t, 3)
+	s.leaves(true, "NORMAL", "NORMAL", "LEAVING")
+	others := s.answer
+	s.answer = func(pod, command string) (kube.Exit, error) {
+		if command == "decommission --force" {
+			return kube.Exit{}, errors.New("the stream broke")
+		}
+		return others(pod, command)
+	}
+	_, err := s.takeOut(host2)
+	require.NoError(t, err)
 }
 
 func TestNoMemberIsTakenOutWhileAKeyspaceAsksForMoreThanOneCopy(t *testing.T) {

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -132,15 +133,27 @@ func (c *cluster) count(ctx context.Context, p *corev1.Pod, container string, wi
 	return countErrors(stream)
 }
 
+// countErrors counts lines, each in pieces: nothing bounds what a service writes
+// as one.
 func countErrors(log io.Reader) (int, error) {
-	const longest = 1 << 20
-	n := 0
-	lines := bufio.NewScanner(log)
-	lines.Buffer(make([]byte, 0, 64<<10), longest)
-	for lines.Scan() {
-		if strings.Contains(strings.ToLower(lines.Text()), authError) {
+	pieces := bufio.NewReaderSize(log, 64<<10)
+	n, found, before := 0, false, ""
+	for {
+		piece, part, err := pieces.ReadLine()
+		switch {
+		case errors.Is(err, io.EOF):
+			return n, nil
+		case err != nil:
+			return n, err
+		}
+		text := before + strings.ToLower(string(piece))
+		found = found || strings.Contains(text, authError)
+		if before = text[max(0, len(text)-len(authError)):]; part {
+			continue
+		}
+		if found {
 			n++
 		}
+		found, before = false, ""
 	}
-	return n, lines.Err()
 }

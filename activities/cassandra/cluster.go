@@ -25,15 +25,15 @@ type cluster struct {
 	client *kube.Client
 	place  Place
 	record *evidence.Record
-	// look looks a repair up in the history.
-	look func(ctx context.Context, r RepairRequest, keyspace string, since time.Time) (trace, error)
+	// look looks repairs up in the history.
+	look func(ctx context.Context, r RepairRequest, keyspaces []string, since time.Time) (trace, error)
 }
 
 // open connects to the Kubernetes cluster, and beats from here on until it is
 // closed.
 func (a *Activities) open(ctx context.Context, p Place) (*cluster, error) {
 	if p.Namespace == "" {
-		return nil, finding.Finding{Object: "request", Expected: "the namespace of Cassandra", Found: "none"}.Error(finding.Stop)
+		return nil, finding.Finding{Object: "request", Expected: "the namespace of Cassandra", Found: "none", Next: "name it in the plan (namespace)"}.Error(finding.Stop)
 	}
 	p.Members = p.Members.WithDefaults()
 	c := &cluster{a: a, place: p, record: evidence.Begin(ctx, a.Artifacts)}
@@ -103,7 +103,8 @@ func (c *cluster) nodetool(ctx context.Context, pod string, limit time.Duration,
 	}
 	exit, err := exec(ctx, c.client, cmd)
 	if err == nil && exit.Cut {
-		err = finding.Finding{Object: cmd.String(), Expected: "at most 8 MiB of output", Found: "more"}.Error(finding.Stop)
+		err = finding.Finding{Object: cmd.String(), Expected: "at most 8 MiB of output", Found: "more",
+			Next: "run it by hand, and find out why it says so much"}.Error(finding.Stop)
 	}
 	return exit, err
 }
@@ -116,7 +117,7 @@ func failed(pod string, exit kube.Exit, args ...string) finding.Finding {
 	}
 	return finding.Finding{
 		Object: fmt.Sprintf("nodetool %s on %s", strings.Join(args, " "), pod), Expected: "exit code 0",
-		Found: fmt.Sprintf("%d: %s", exit.Code, complaint(text)),
+		Found: fmt.Sprintf("%d: %s", exit.Code, complaint(text)), Next: "look at the log of " + pod + ", then retry",
 	}
 }
 

@@ -57,7 +57,8 @@ func (a *Activities) Decommission(ctx context.Context, r DecommissionRequest) (o
 	}
 	defer c.close()
 	if n, ok := ordinal(c.place.Members.StatefulSet, r.Pod); !ok || n == 0 {
-		return out, finding.Finding{Object: "Cassandra member " + r.Pod, Expected: "one that has joined", Found: "the first", Why: "it holds the data"}.Error(finding.Stop)
+		return out, finding.Finding{Object: "Cassandra member " + r.Pod, Expected: "one that has joined", Found: "the first", Why: "it holds the data",
+			Next: "take out " + c.place.Members.StatefulSet + "-2, then " + c.place.Members.StatefulSet + "-1"}.Error(finding.Stop)
 	}
 	if r.HostID == "" {
 		return out, finding.Finding{Object: "request", Expected: "the host ID of " + r.Pod, Found: "none", Next: "look at the ring again before the member is taken out"}.Error(finding.Stop)
@@ -76,33 +77,53 @@ func (a *Activities) Decommission(ctx context.Context, r DecommissionRequest) (o
 	if err := c.fence(ctx); err != nil {
 		return out, err
 	}
-	exit, err := c.nodetool(ctx, r.Pod, r.Limit, "decommission", "--force")
-	if err != nil && ctx.Err() != nil {
+	exit, lost := c.nodetool(ctx, r.Pod, r.Limit, "decommission", "--force")
+	if ctx.Err() != nil {
 		return out, context.Cause(ctx)
 	}
 	// Whatever the call said: the first member knows who is in the ring, and
 	// the member itself how far it came.
-	left, mode := false, ""
+	var left, refuses bool
+	var mode string
+	idle := 0
 	err = c.until(ctx, r.Limit, func(ctx context.Context) (evidence.Look, error) {
 		ring, err := c.firstSees(ctx)
 		if err != nil {
 			return evidence.Look{}, err
 		}
 		left, mode = !in(ring, r.HostID), c.mode(ctx, r.Pod)
-		stays := mode == decommissionFailed || exit.Code != 0 && mode == "NORMAL"
-		return evidence.Look{Done: left || stays, Found: "mode " + mode, Entries: len(ring), Seen: ring}, nil
+		if idle++; mode != "NORMAL" {
+			idle = 0
+		}
+		refuses = mode == decommissionFailed || exit.Code != 0 && idle > refusedLooks
+		return evidence.Look{Done: left || refuses || idle > startLooks, Found: "mode " + mode, Entries: len(ring), Seen: ring}, nil
 	})
 	out.Evidence = c.record.Trail
-	switch {
-	case err != nil:
+	if err != nil || left {
 		return out, err
-	case !left:
-		f := failed(r.Pod, exit, "decommission", "--force")
-		f.Expected, f.Next = "host "+r.HostID+" gone from the ring of "+c.firstName(), "look at the member's log; its mode is "+mode+" by nodetool netstats"
-		return out, f.Error(finding.Stop)
 	}
-	return out, nil
+	said := "the call ended with exit code 0"
+	switch {
+	case lost != nil:
+		said = "the call: " + lost.Error()
+	case exit.Code != 0:
+		said = "the call ended with " + failed(r.Pod, exit).Found
+	}
+	f := finding.Finding{Object: "nodetool decommission --force on " + r.Pod, Expected: "host " + r.HostID + " gone from the ring of " + c.firstName(),
+		Found: "it is still in the ring, mode " + mode + "; " + said, Next: "look at the member's log and its nodetool netstats, then retry"}
+	if !refuses && idle > startLooks { // it was not begun
+		return out, f.Error(finding.Retry)
+	}
+	return out, f.Error(finding.Stop)
 }
+
+const (
+	// startLooks is how many looks a call takes at most until it shows in the mode
+	// of its member: nodetool, which nobody may hear any more, starts a JVM.
+	startLooks = 20
+	// refusedLooks is the same for an earlier call, where this one is refused.
+	refusedLooks = 3
+)
 
 const decommissionFailed = "DECOMMISSION_FAILED"
 

@@ -64,6 +64,15 @@ func (k Keyspace) Copies() int {
 	return n
 }
 
+// Alone says whether no other keyspace than these has more than one copy, but
+// for those of Cassandra itself, which are small.
+func Alone(live []Keyspace, these []string) bool {
+	own := []string{AuthKeyspace, onlyByName, "system_traces"}
+	return !slices.ContainsFunc(live, func(k Keyspace) bool {
+		return !k.local() && k.Copies() != 1 && !slices.Contains(these, k.Name) && !slices.Contains(own, k.Name)
+	})
+}
+
 // replication reads the map of system_schema.keyspaces.
 func replication(name string, options map[string]string) Keyspace {
 	k := Keyspace{Name: name}

@@ -134,6 +134,7 @@ func TestARealClusterIsExpandedRaisedRepairedAndTakenBack(t *testing.T) {
 	require.Len(t, plan.Raise, 1)
 	require.Equal(t, []string{"nvct_api"}, plan.Absent)
 	require.Equal(t, "schema_migrations", plan.Outside[0].Name)
+	require.Greater(t, plan.Before.Entries, len(plan.Raise)+len(plan.Outside), "how every keyspace was replicated is kept (N185)")
 	// Two copies first: a quorum of two reads both, one of which is whole.
 	raised, err := r.acts.Raise(ctx, RaiseRequest{Place: r.place, Login: r.admin, Keyspaces: append(names, AuthKeyspace), Factor: 2, Limit: within})
 	require.NoError(t, err)

@@ -82,7 +82,8 @@ func (a *Activities) Logins(ctx context.Context, r LoginsRequest) (out LoginsRes
 			}
 		}
 		for _, name := range missing {
-			out.Findings = append(out.Findings, finding.Finding{Row: "N143", Object: "login on " + name, Expected: "a pod", Found: "there is no such pod"})
+			out.Findings = append(out.Findings, finding.Finding{Row: "N143", Object: "login on " + name, Expected: "a pod", Found: "there is no such pod",
+				Next: "look at the events of StatefulSet " + c.place.Members.StatefulSet})
 		}
 		out.OK = len(out.Findings) == 0 && len(pods) > 0
 		waits := len(out.Findings) > len(out.Refused)

@@ -68,6 +68,9 @@ func TestASnapshotHoldsWhatTheMemberHas(t *testing.T) {
 	noisy, err := parseTables("12:00:00 DEBUG something {}\n" + recorded(t, "tablestats.json"))
 	require.NoError(t, err)
 	require.Equal(t, tables, noisy)
+	indexed, err := parseTables(`{"total_number_of_tables": 2, "ks": {"tables": {"t": {}, "t.by_name": {}}}}`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"ks/t"}, indexed, "an index has a table of its own, and no snapshot of its own")
 	_, err = parseTables("error")
 	require.Error(t, err)
 }

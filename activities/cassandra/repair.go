@@ -3,11 +3,12 @@ package cassandra
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/gocql/gocql"
-	corev1 "k8s.io/api/core/v1"
+	"go.temporal.io/sdk/activity"
 
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
@@ -28,6 +29,9 @@ type RepairRequest struct {
 	Login     Login    `json:"login"`
 	Pod       string   `json:"pod"`
 	Keyspaces []string `json:"keyspaces"`
+	// Alone: no other keyspace has more than one copy, so that one call of
+	// nodetool, without a name, repairs no other (N145).
+	Alone bool `json:"alone,omitempty"`
 	// Copies is how many the keyspaces have: with fewer than there are members a
 	// member repairs a part of the ring only.
 	Copies int `json:"copies"`
@@ -78,251 +82,249 @@ func (r Repair) brief() Repair {
 // Repair is the activity cassandra.Repair (N142, N145, N187). A call whose end
 // nobody heard is looked up in the history before it is repeated.
 func (a *Activities) Repair(ctx context.Context, r RepairRequest) (out RepairResult, err error) {
+	for _, keyspace := range r.Keyspaces {
+		if !ValidKeyspace(keyspace) {
+			return out, finding.Finding{Object: fmt.Sprintf("keyspace %q", keyspace), Expected: "a name of lower-case letters, digits and underscores", Found: "another one",
+				Next: "repair it by hand, or leave it out of the plan"}.Error(finding.Stop)
+		}
+	}
 	c, err := a.open(ctx, r.Place)
 	if err != nil {
 		return out, err
 	}
 	defer c.close()
-	var seen []Repair
-	for _, keyspace := range r.Keyspaces {
-		if !ValidKeyspace(keyspace) {
-			return out, finding.Finding{Object: fmt.Sprintf("keyspace %q", keyspace), Expected: "a plain name", Found: "another one"}.Error(finding.Stop)
-		}
-		c.record.Say("repair " + keyspace + " on " + r.Pod)
-		done, err := c.repair(ctx, r, keyspace)
-		if err != nil {
-			return out, err
-		}
-		seen = append(seen, done)
-		out.Repairs = append(out.Repairs, done.brief())
+	done, err := c.repair(ctx, r)
+	if err != nil {
+		return out, err
 	}
-	c.record.Trail.Looks = len(out.Repairs)
-	c.record.Trail.Last, err = evidence.Store(ctx, a.Artifacts, "repairs.json", len(seen), seen)
+	for _, one := range done {
+		out.Repairs = append(out.Repairs, one.brief())
+	}
+	c.record.Trail.Looks = len(done)
+	c.record.Trail.Last, err = evidence.Store(ctx, a.Artifacts, "repairs.json", len(done), done)
 	out.Evidence = c.record.Trail
 	return out, err
 }
 
-// repair brings one keyspace to be repaired by the member, by as many calls as
+// repairing is the work of one activity.
+type repairing struct {
+	*cluster
+	r RepairRequest
+	// left are the keyspaces that are still to be repaired, since when by the
+	// member's clock once it is known.
+	left  []string
+	since time.Time
+	// attempts counts the calls by keyspace.
+	attempts map[string]int
+	done     []Repair
+}
+
+// repair brings the keyspaces to be repaired by the member, by as many calls as
 // are allowed. None is made before the history has said that there is nothing
 // to wait for; only a login that can't be had may leave that open.
-func (c *cluster) repair(ctx context.Context, r RepairRequest, keyspace string) (Repair, error) {
-	out := Repair{Pod: r.Pod, Keyspace: keyspace}
+func (c *cluster) repair(ctx context.Context, r RepairRequest) ([]Repair, error) {
+	w := &repairing{cluster: c, r: r, left: slices.Clone(r.Keyspaces), since: r.Since, attempts: map[string]int{}}
+	if calledBefore(ctx) {
+		if err := rest(ctx, min(startLimit, 5*c.a.pace())); err != nil {
+			return nil, err
+		}
+	}
 	var last error
-	for since := r.Since; out.Attempts < tries; {
-		if out.Attempts > 0 { // what is in the way may end meanwhile
+	for try := range tries {
+		if try > 0 { // what is in the way may end meanwhile
 			again := min(pause, 20*c.a.pace())
 			c.record.Say(fmt.Sprintf("%v; tried again after %s", last, again))
 			if err := rest(ctx, again); err != nil {
-				return out, err
+				return nil, err
 			}
 		}
-		past, err := c.history(ctx, r, keyspace, since)
-		switch {
-		case err != nil:
-			return out, err
-		case past.state == repairDone:
-			out.By, out.Row = "history", &past.row
-			return out, nil
-		case !past.now.IsZero():
-			since = past.now // by this member's own clock from here on
+		before, err := w.history(ctx)
+		if err != nil {
+			return nil, err
 		}
-		if err := c.fence(ctx); err != nil {
-			return out, err
+		w.finish(before, "history", "")
+		if len(w.left) == 0 {
+			return w.done, nil
 		}
-		out.Attempts++
-		begun := time.Now()
-		exit, err := c.nodetool(ctx, r.Pod, r.Limit, "repair", "--full", keyspace)
-		switch {
-		case ctx.Err() != nil:
-			return out, context.Cause(ctx)
-		case err != nil && past.now.IsZero() && time.Since(begun) >= r.Limit:
-			return out, c.stays(r, keyspace, "nodetool was given up after "+r.Limit.String()+", and without a login nobody can look for its end")
-		case err != nil: // its end is not known: look it up
-			last = err
-			continue
-		case exit.Code != 0:
-			f := failed(r.Pod, exit, "repair", "--full", keyspace)
-			f.Row, f.Next = "N187", "see that all members are up and that no other repair runs (nodetool netstats, compactionstats), then retry"
-			f.Why = "until the repair, reads at LOCAL_ONE can miss rows"
-			last = f.Error(finding.Stop)
-			continue
-		case strings.Contains(exit.Stdout, "No repair is needed"):
-			return out, finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + r.Pod, Expected: "more than one copy", Found: complaint(lastLine(exit.Stdout)),
+		if !before.now.IsZero() {
+			w.since = before.now // by this member's own clock from here on
+		}
+		if last, err = w.round(ctx, before); err != nil || len(w.left) == 0 {
+			return w.done, err
+		}
+	}
+	return nil, last
+}
+
+const (
+	// calling begins what the heartbeat tells before a call.
+	calling = "run nodetool "
+	// startLimit is how long nodetool, a Java program, may take until its repair
+	// is in the history.
+	startLimit = 15 * time.Second
+)
+
+// calledBefore says whether an earlier try of this activity was about to call
+// nodetool: its row may not be there yet.
+func calledBefore(ctx context.Context) bool {
+	var said string
+	return activity.IsActivity(ctx) && activity.HasHeartbeatDetails(ctx) && activity.GetHeartbeatDetails(ctx, &said) == nil && strings.HasPrefix(said, calling)
+}
+
+// round repairs what is left: by one call where no other keyspace would be
+// repaired with it, and else by one each. again is what another round may mend.
+func (w *repairing) round(ctx context.Context, before trace) (again, err error) {
+	calls := make([][]string, 0, len(w.left))
+	for _, keyspace := range w.left {
+		calls = append(calls, []string{keyspace})
+	}
+	if w.r.Alone && len(calls) > 1 {
+		calls = [][]string{slices.DeleteFunc(slices.Clone(w.left), func(name string) bool { return name == onlyByName })}
+		if len(calls[0]) < len(w.left) {
+			calls = append(calls, []string{onlyByName})
+		}
+	}
+	for _, keyspaces := range calls {
+		failure, err := w.call(ctx, before, keyspaces)
+		if err != nil {
+			return nil, err
+		}
+		if failure != nil {
+			again = failure
+		}
+	}
+	return again, nil
+}
+
+// onlyByName is the keyspace that nodetool leaves out where none is named
+// (CASSANDRA-9621).
+const onlyByName = "system_distributed"
+
+// call is one call of nodetool, which repairs several keyspaces where none is
+// named, one after the other, and ends with the first that fails. again is why
+// another one is needed; what it did repair is in the history.
+func (w *repairing) call(ctx context.Context, before trace, keyspaces []string) (again, err error) {
+	args := []string{"repair", "--full"}
+	if len(keyspaces) == 1 {
+		args = append(args, keyspaces[0])
+	}
+	what := strings.Join(keyspaces, ", ")
+	if err := w.record.Mark(calling + strings.Join(args, " ") + " on " + w.r.Pod + " (" + what + ")"); err != nil {
+		return nil, err
+	}
+	if err := w.fence(ctx); err != nil {
+		return nil, err
+	}
+	for _, keyspace := range keyspaces {
+		w.attempts[keyspace]++
+	}
+	limit := w.r.Limit * time.Duration(len(keyspaces))
+	begun := time.Now()
+	exit, err := w.nodetool(ctx, w.r.Pod, limit, args...)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil && before.now.IsZero() && time.Since(begun) >= limit:
+		return nil, w.stays(what, "nodetool was given up after "+limit.String()+", and without a login nobody can look for its end")
+	case err != nil: // its end is not known: look it up
+		return err, nil
+	case exit.Code != 0:
+		f := failed(w.r.Pod, exit, args...)
+		f.Row, f.Next = "N187", "see that all members are up and that no other repair runs (nodetool netstats, compactionstats), then retry"
+		f.Why = "until the repair, reads at LOCAL_ONE can miss rows"
+		return f.Error(finding.Stop), nil
+	}
+	for _, keyspace := range keyspaces {
+		if line := needless(exit.Stdout, keyspace); line != "" {
+			return nil, finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + w.r.Pod, Expected: "more than one copy", Found: line,
 				Why: "the member does not know of the raise", Next: "see that all members have one schema version, then retry"}.Error(finding.Stop)
 		}
-		out.By, out.Output = "nodetool", lastLine(exit.Stdout)
-		out.Row, err = c.evidence(ctx, r, keyspace, since, !past.silent())
-		return out, err
 	}
-	return out, last
+	return w.proof(ctx, before, keyspaces, exit.Stdout)
 }
 
-// evidence is the row that a repair has left which nodetool calls done. It must
-// be there where the history could be read before the call as well, for only
-// then is since by the clock of this member.
-func (c *cluster) evidence(ctx context.Context, r RepairRequest, keyspace string, since time.Time, must bool) (*Repaired, error) {
-	var t trace
-	_, err := kube.Poll(ctx, min(pause, 20*c.a.pace()), c.a.pace(), func(ctx context.Context) (bool, error) {
+// proof finds what shows that a call has ended well: the rows that it has left,
+// which must be there where the history could be read before the call too, for
+// only then is since by the clock of this member; and else what nodetool said,
+// because a connection that broke looks like its end.
+func (w *repairing) proof(ctx context.Context, before trace, keyspaces []string, output string) (again, err error) {
+	must := !before.now.IsZero()
+	var now trace
+	missing := func(name string) bool {
+		return slices.Contains(w.left, name) && now.of[name].state != repairDone && !now.silent(name)
+	}
+	_, err = kube.Poll(ctx, min(pause, 20*w.a.pace()), w.a.pace(), func(ctx context.Context) (bool, error) {
 		var err error
-		t, err = c.history(ctx, r, keyspace, since)
-		return t.state == repairDone || t.silent() || !must, err
+		now, err = w.history(ctx)
+		return !must || !slices.ContainsFunc(keyspaces, missing), err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case t.state == repairDone:
-		return &t.row, nil
-	case must && !t.silent():
-		return nil, finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + r.Pod, Expected: "a row in system_distributed.parent_repair_history that says that it has ended", Found: "none, although nodetool says so",
-			Why: "without it nothing proves that every range and table was repaired", Next: "look at the member's log, then retry: the repair is run again"}.Error(finding.Stop)
 	}
-	return nil, nil
+	w.finish(now, "nodetool", lastLine(output))
+	for _, keyspace := range keyspaces {
+		switch {
+		case !slices.Contains(w.left, keyspace): // its row was found
+		case ended(output, keyspace) && must && missing(keyspace):
+			return nil, finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + w.r.Pod, Expected: "a row in system_distributed.parent_repair_history that says that it has ended", Found: "none, although nodetool says so",
+				Why: "without it nothing proves that every range and table was repaired", Next: "look at the member's log, then retry: the repair is run again"}.Error(finding.Stop)
+		case ended(output, keyspace):
+			w.add(Repair{Keyspace: keyspace, By: "nodetool", Output: lastLine(output)})
+		default:
+			again = finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + w.r.Pod, Expected: "nodetool's word that it has ended", Found: "exit code 0 and " + fmt.Sprintf("%q", lastLine(output)),
+				Why: "the connection to nodetool may have broken", Next: "look at the member's log, then retry"}.Error(finding.Stop)
+		}
+	}
+	return again, nil
 }
 
-// trace is what the history says of a repair, and the member's clock; a zero
-// clock means that the history can't be read because nobody is let in.
-type trace struct {
-	state repairState
-	row   Repaired
-	now   time.Time
-	// empty: the keyspace has no table, so that its repair leaves no row.
-	empty bool
+// finish takes the keyspaces whose rows say that they are repaired for done.
+func (w *repairing) finish(t trace, by, output string) {
+	for _, keyspace := range slices.Clone(w.left) {
+		if found := t.of[keyspace]; found.state == repairDone {
+			w.add(Repair{Keyspace: keyspace, By: by, Row: &found.row, Output: output})
+		}
+	}
 }
 
-// silent says that no row is to be expected of a repair.
-func (t trace) silent() bool { return t.now.IsZero() || t.empty }
+func (w *repairing) add(done Repair) {
+	done.Pod, done.Attempts = w.r.Pod, w.attempts[done.Keyspace]
+	w.done = append(w.done, done)
+	w.left = slices.DeleteFunc(w.left, func(name string) bool { return name == done.Keyspace })
+}
 
-// history is what earlier calls have left: it waits for one that still runs. A
-// way to the member that fails proves nothing and is tried until it works; only
-// a login that is refused or lacks its quorum is taken for an answer, because
-// the repair may be what it lacks.
-func (c *cluster) history(ctx context.Context, r RepairRequest, keyspace string, since time.Time) (trace, error) {
-	var seen trace
-	var last error
-	over, err := kube.Poll(ctx, patience(r.Limit), c.a.pace(), func(ctx context.Context) (bool, error) {
-		seen, last = c.look(ctx, r, keyspace, since)
-		if letsNobodyIn(last) {
-			seen, last = trace{}, nil
-			return true, nil
+// needless is the line with which nodetool says that a keyspace has one copy.
+func needless(output, keyspace string) string {
+	for line := range strings.Lines(output) {
+		if strings.Contains(line, "No repair is needed") && strings.Contains(line, "'"+keyspace+"'") {
+			return complaint(line)
 		}
-		if last != nil {
-			c.record.Say(last.Error())
-			if _, class, told := finding.Of(last); told && class == finding.Stop {
-				return false, last
-			}
-			return false, nil
+	}
+	return ""
+}
+
+// started is how nodetool says which of its commands repairs a keyspace.
+var started = regexp.MustCompile(`Starting repair command (#\d+) \(\S+\), repairing keyspace (\S+) with`)
+
+// ended says whether nodetool tells of a keyspace's repair that it has ended, or
+// that there is no table.
+func ended(output, keyspace string) bool {
+	for _, m := range started.FindAllStringSubmatch(output, -1) {
+		if m[2] == keyspace && strings.Contains(output, "Repair command "+m[1]+" finished in") {
+			return true
 		}
-		if seen.state == repairRuns {
-			c.record.Say(fmt.Sprintf("repair %s of %s on %s runs since %s", seen.row.ID, keyspace, r.Pod, seen.row.Started.Format(time.RFC3339)))
-		}
-		return seen.state != repairRuns, nil
+	}
+	return slices.ContainsFunc(strings.Split(output, "\n"), func(line string) bool {
+		return strings.HasSuffix(strings.TrimSpace(line), "Empty keyspace, skipping repair: "+keyspace)
 	})
-	switch {
-	case err != nil:
-		return seen, err
-	case last != nil:
-		return seen, last
-	case !over, seen.state == repairStays:
-		return seen, c.stays(r, keyspace, fmt.Sprintf("repair %s still runs since %s", seen.row.ID, seen.row.Started.Format(time.RFC3339)))
-	}
-	return seen, nil
 }
 
 // stays is the finding of a repair that outlives its limit: another one on top
 // of it would make both slower.
-func (c *cluster) stays(r RepairRequest, keyspace, found string) error {
-	return finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + r.Pod, Expected: "an end within " + r.Limit.String(), Found: found,
+func (w *repairing) stays(keyspaces, found string) error {
+	return finding.Finding{Row: "N187", Object: "repair of " + keyspaces + " on " + w.r.Pod, Expected: "an end within " + w.r.Limit.String(), Found: found,
 		Why:  "a second repair on top of it would slow both down",
 		Next: "follow it on the member (nodetool netstats, compactionstats); retry once it has ended, or restart the member, which gives it up, and give the plan a longer limits.repair"}.Error(finding.Stop)
-}
-
-func (c *cluster) lookUp(ctx context.Context, r RepairRequest, keyspace string, since time.Time) (trace, error) {
-	pod, err := c.pod(ctx, r.Pod)
-	if err != nil {
-		return trace{}, err
-	}
-	s, err := c.login(ctx, pod, r.Login)
-	if err != nil {
-		return trace{}, err
-	}
-	defer s.Close()
-	node, now, err := s.node(ctx)
-	if err != nil {
-		return trace{}, err
-	}
-	tables, err := s.tables(ctx, keyspace)
-	if err != nil {
-		return trace{}, err
-	}
-	rows, err := s.repairs(ctx)
-	if err != nil {
-		return trace{}, err
-	}
-	state, row := sought{keyspace, node, tables, r.Copies >= TargetMembers, since}.state(rows, now, patience(r.Limit))
-	return trace{state, row, now, len(tables) == 0}, nil
-}
-
-func (c *cluster) pod(ctx context.Context, name string) (*corev1.Pod, error) {
-	pods, _, err := c.pods(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for i := range pods {
-		if pods[i].Name == name {
-			return &pods[i], nil
-		}
-	}
-	return nil, finding.Finding{Object: "Cassandra member " + name, Expected: "a pod", Found: "none"}.Error(finding.Wait)
-}
-
-// node is the node part of the time UUIDs that the member makes until its
-// process ends, and its clock.
-func (s *session) node(ctx context.Context) (string, time.Time, error) {
-	rows, err := s.rows(ctx, "SELECT now() AS now FROM system.local")
-	if err != nil {
-		return "", time.Time{}, err
-	}
-	if len(rows) == 1 {
-		if id, ok := rows[0]["now"].(gocql.UUID); ok {
-			return fmt.Sprintf("%x", id.Node()), id.Time().UTC(), nil
-		}
-	}
-	return "", time.Time{}, fmt.Errorf("%s: SELECT now() gave %v", s.pod, rows)
-}
-
-func (s *session) tables(ctx context.Context, keyspace string) ([]string, error) {
-	rows, err := s.rows(ctx, "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?", keyspace)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, row := range rows {
-		name, _ := row["table_name"].(string)
-		out = append(out, name)
-	}
-	return out, nil
-}
-
-func (s *session) repairs(ctx context.Context) ([]Repaired, error) {
-	rows, err := s.rows(ctx, `SELECT parent_id, keyspace_name, started_at, finished_at, exception_message, options, columnfamily_names, requested_ranges
-		FROM system_distributed.parent_repair_history`)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]Repaired, 0, len(rows))
-	for _, row := range rows {
-		id, _ := row["parent_id"].(gocql.UUID)
-		r := Repaired{ID: id.String(), Node: fmt.Sprintf("%x", id.Node())}
-		r.Keyspace, _ = row["keyspace_name"].(string)
-		r.Started, _ = row["started_at"].(time.Time)
-		r.Finished, _ = row["finished_at"].(time.Time)
-		r.Exception, _ = row["exception_message"].(string)
-		r.Options, _ = row["options"].(map[string]string)
-		r.Tables, _ = row["columnfamily_names"].([]string)
-		r.Ranges, _ = row["requested_ranges"].([]string)
-		out = append(out, r)
-	}
-	return out, nil
 }
 
 func rest(ctx context.Context, d time.Duration) error {

@@ -3,6 +3,7 @@ package cassandra
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,15 +40,33 @@ func (a *Activities) Ring(ctx context.Context, r RingRequest) (out RingResult, e
 		return out, err
 	}
 	defer c.close()
+	var asked time.Time
 	err = c.until(ctx, r.Limit, func(ctx context.Context) (evidence.Look, error) {
-		answers, want, err := c.ask(ctx)
+		pods, missing, err := c.pods(ctx)
 		if err != nil {
 			return evidence.Look{}, err
 		}
+		set, err := c.set(ctx)
+		if err != nil {
+			return evidence.Look{}, err
+		}
+		want := replicas(set.Spec.Replicas)
 		if r.Want > 0 {
 			want = r.Want
 		}
+		unready := slices.ContainsFunc(pods, func(p corev1.Pod) bool { return kube.Unready(&p) != "" })
+		ask := len(pods) == want && !unready || time.Since(asked) > askUnready
+		answers := c.ask(ctx, pods, ask)
+		for _, name := range missing {
+			answers = append(answers, Answer{Pod: name, Trouble: "there is no such pod"})
+		}
+		last := out.Ring
 		out.Ring = JudgeRing(answers, want, r.Row)
+		if ask {
+			asked = time.Now()
+		} else {
+			out.DataCenter, out.Keyspaces, out.Hosts = last.DataCenter, last.Keyspaces, last.Hosts
+		}
 		found := evidence.InWords(out.Findings)
 		out.Findings = evidence.Shown(out.Findings)
 		return evidence.Look{Done: out.OK, Found: found, Entries: len(answers), Seen: seenRing{time.Now().UTC(), out.Ring, answers}}, nil
@@ -63,27 +82,35 @@ type seenRing struct {
 	Answers []Answer  `json:"answers"`
 }
 
-// ask asks all members at the same time; want is how many the StatefulSet asks
-// for. A member that does not answer is part of the answer.
-func (c *cluster) ask(ctx context.Context) ([]Answer, int, error) {
-	pods, missing, err := c.pods(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
+// askUnready is how often members are asked while not all pods are Ready: each
+// question starts a Java program beside a member that has its own start to do,
+// and the answer can't be the one that is waited for.
+const askUnready = time.Minute
+
+// ask asks all members at the same time, or takes what Kubernetes alone knows of
+// them. One that does not answer is part of the answer.
+func (c *cluster) ask(ctx context.Context, pods []corev1.Pod, members bool) []Answer {
 	answers := make([]Answer, len(pods))
 	var asked sync.WaitGroup
 	for i := range pods {
+		if !members {
+			answers[i] = answer(&pods[i])
+			answers[i].Unasked = answers[i].Trouble == ""
+			continue
+		}
 		asked.Go(func() { answers[i] = c.askMember(ctx, &pods[i]) })
 	}
 	asked.Wait()
-	for _, name := range missing {
-		answers = append(answers, Answer{Pod: name, Trouble: "there is no such pod"})
+	return answers
+}
+
+// answer is the beginning of a member's: what its pod says.
+func answer(pod *corev1.Pod) Answer {
+	a := Answer{Pod: pod.Name, Unready: kube.Unready(pod), Trouble: Pending(pod)}
+	for _, ip := range pod.Status.PodIPs {
+		a.Addresses = append(a.Addresses, ip.IP)
 	}
-	set, err := c.set(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	return answers, replicas(set.Spec.Replicas), nil
+	return a
 }
 
 func replicas(n *int32) int {
@@ -94,12 +121,8 @@ func replicas(n *int32) int {
 }
 
 func (c *cluster) askMember(ctx context.Context, pod *corev1.Pod) Answer {
-	a := Answer{Pod: pod.Name, Unready: kube.Unready(pod)}
-	for _, ip := range pod.Status.PodIPs {
-		a.Addresses = append(a.Addresses, ip.IP)
-	}
-	if why := Pending(pod); why != "" {
-		a.Trouble = why
+	a := answer(pod)
+	if a.Trouble != "" {
 		return a
 	}
 	tell := func(err error) Answer { a.Trouble = err.Error(); return a }

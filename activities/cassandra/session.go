@@ -147,12 +147,13 @@ func class(err error) finding.Class {
 var syntaxError = regexp.MustCompile(`line \d+:\d+ `)
 
 func refusal(pod, user string, err error) finding.Finding {
-	f := finding.Finding{Object: fmt.Sprintf("login of %s on %s", user, pod), Found: err.Error()}
+	f := finding.Finding{Object: fmt.Sprintf("login of %s on %s", user, pod), Expected: "to be let in", Found: err.Error(),
+		Next: "see that the member runs and answers on its CQL port, then retry"}
 	switch {
 	case Refused(err):
 		f.Found = refusedLogin
 		f.Why = "rows of system_auth may be missing on this member, or the reference leads to another password"
-		f.Next = "stop, do not upgrade; see that the reference names the administrator's password and not the service role's; otherwise restore by the reviewed procedure"
+		f.Next = "stop, do not upgrade; see that the reference names the administrator's password and not the service role's; otherwise restore from the backups by the reviewed procedure, and contact NVIDIA support with this output"
 	case strings.Contains(err.Error(), noQuorum):
 		f.Next = "a quorum of the members that hold the roles is away: bring them back"
 	}
@@ -165,9 +166,19 @@ func (s *session) statement(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, agreeLimit+queryLimit)
 	defer cancel()
 	if err := s.Query(text).WithContext(ctx).Exec(); err != nil {
-		return finding.Finding{Object: "CQL on " + s.pod, Expected: text, Found: err.Error()}.Error(class(err))
+		return s.wrong(text, err)
 	}
 	return nil
+}
+
+// wrong is the error of a statement or query.
+func (s *session) wrong(text string, err error) error {
+	f := finding.Finding{Object: "CQL on " + s.pod, Expected: text, Found: err.Error(), Next: "see that all members are up (nodetool status), then retry"}
+	c := class(err)
+	if c == finding.Stop {
+		f.Next = "see that the role may do this and that what it names is there, then retry"
+	}
+	return f.Error(c)
 }
 
 // rows reads all rows of a query of what the member itself holds, or of what it
@@ -182,7 +193,7 @@ func (s *session) read(ctx context.Context, from gocql.Consistency, text string,
 	defer cancel()
 	rows, err := s.Query(text, values...).Consistency(from).WithContext(ctx).Iter().SliceMap()
 	if err != nil {
-		return nil, finding.Finding{Object: "CQL on " + s.pod, Expected: text, Found: err.Error()}.Error(class(err))
+		return nil, s.wrong(text, err)
 	}
 	return rows, nil
 }

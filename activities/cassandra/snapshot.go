@@ -11,6 +11,7 @@ import (
 
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
 )
 
 // SnapshotRequest flushes one member and snapshots it under a tag.
@@ -42,7 +43,7 @@ func ValidTag(tag string) bool { return plainTag.MatchString(tag) }
 func (a *Activities) Snapshot(ctx context.Context, r SnapshotRequest) (out SnapshotResult, err error) {
 	out.Pod = r.Pod
 	if !ValidTag(r.Tag) {
-		return out, finding.Finding{Row: "N95", Object: fmt.Sprintf("snapshot tag %q", r.Tag), Expected: "letters, digits, dots, underscores and hyphens", Found: "something else"}.Error(finding.Stop)
+		return out, finding.Finding{Row: "N95", Object: fmt.Sprintf("snapshot tag %q", r.Tag), Expected: "letters, digits, dots, underscores and hyphens", Found: "something else", Next: "give the plan another tag"}.Error(finding.Stop)
 	}
 	c, err := a.open(ctx, r.Place)
 	if err != nil {
@@ -63,20 +64,24 @@ func (a *Activities) Snapshot(ctx context.Context, r SnapshotRequest) (out Snaps
 				return out, err
 			}
 		}
-		if held, err = c.snapshots(ctx, r.Pod, r.Tag); err != nil {
-			return out, err
-		}
 	}
-	exit, err := c.nodetool(ctx, r.Pod, toolLimit, "tablestats", "-F", "json")
+	tables, err := c.tables(ctx, r.Pod)
 	if err != nil {
 		return out, err
 	}
-	tables, err := parseTables(exit.Stdout)
-	if err != nil || exit.Code != 0 {
-		return out, failed(r.Pod, exit, "tablestats").Error(finding.Retry)
+	// The snapshot may be that of a call that nobody hears any more.
+	var missing []string
+	_, err = kube.Poll(ctx, min(r.Limit, 20*a.pace()), a.pace(), func(ctx context.Context) (bool, error) {
+		if held, err = c.snapshots(ctx, r.Pod, r.Tag); err != nil {
+			return false, err
+		}
+		missing = slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return slices.Contains(held, t) })
+		return len(missing) == 0, nil
+	})
+	if err != nil {
+		return out, err
 	}
 	out.Tables = len(held)
-	missing := slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return slices.Contains(held, t) })
 	out.Evidence.Looks = 1
 	if out.Evidence.Last, err = evidence.Store(ctx, a.Artifacts, "snapshot.json", len(held), seenSnapshot{r.Pod, r.Tag, held, missing}); err != nil {
 		return out, err
@@ -100,9 +105,28 @@ type seenSnapshot struct {
 func (c *cluster) must(ctx context.Context, pod string, limit time.Duration, args ...string) error {
 	exit, err := c.nodetool(ctx, pod, limit, args...)
 	if err == nil && exit.Code != 0 {
-		err = failed(pod, exit, args...).Error(finding.Retry)
+		err = finding.InRow(failed(pod, exit, args...).Error(finding.Retry), "N95")
 	}
 	return err
+}
+
+// tables are those of the member, as keyspace/table.
+func (c *cluster) tables(ctx context.Context, pod string) ([]string, error) {
+	args := []string{"tablestats", "-F", "json"}
+	exit, err := c.nodetool(ctx, pod, toolLimit, args...)
+	if err != nil {
+		return nil, err
+	}
+	if exit.Code != 0 {
+		return nil, finding.InRow(failed(pod, exit, args...).Error(finding.Retry), "N95")
+	}
+	tables, err := parseTables(exit.Stdout)
+	if err != nil {
+		f := failed(pod, exit, args...)
+		f.Row, f.Expected, f.Found = "N95", "the tables as JSON", err.Error()
+		return nil, f.Error(finding.Retry)
+	}
+	return tables, nil
 }
 
 // snapshots are the tables that a tag holds on a member.
@@ -112,7 +136,7 @@ func (c *cluster) snapshots(ctx context.Context, pod, tag string) ([]string, err
 		return nil, err
 	}
 	if exit.Code != 0 {
-		return nil, failed(pod, exit, "listsnapshots").Error(finding.Retry)
+		return nil, finding.InRow(failed(pod, exit, "listsnapshots").Error(finding.Retry), "N95")
 	}
 	return parseSnapshots(exit.Stdout, tag), nil
 }
@@ -130,7 +154,9 @@ func parseSnapshots(text, tag string) []string {
 	return slices.Compact(out)
 }
 
-// parseTables reads `nodetool tablestats -F json`: every table of the member.
+// parseTables reads `nodetool tablestats -F json`: every table of the member. An
+// index that has a table of its own stands there as table.index; its snapshot is
+// part of the table's.
 func parseTables(text string) ([]string, error) {
 	at := strings.Index("\n"+text, "\n{") // the server's logger may write before it
 	if at < 0 {
@@ -149,7 +175,9 @@ func parseTables(text string) ([]string, error) {
 			continue // a number beside the keyspaces
 		}
 		for table := range stats.Tables {
-			out = append(out, name+"/"+table)
+			if !strings.Contains(table, ".") {
+				out = append(out, name+"/"+table)
+			}
 		}
 	}
 	slices.Sort(out)

@@ -39,10 +39,12 @@ type SurveyResult struct {
 	OldVolumes []string `json:"oldVolumes,omitempty"`
 	// Ruled says that the pod template has the zone rule already.
 	Ruled bool `json:"ruled,omitempty"`
-	// Rule says whether the zone rule can be had, NoRule why not.
-	Rule   bool   `json:"rule"`
-	NoRule string `json:"noRule,omitempty"`
-	Seats  []Seat `json:"seats,omitempty"`
+	// Rule says whether the zone rule can be had, NoRule why not; NewRule that the
+	// pod template lacks it, or has another one.
+	Rule    bool   `json:"rule"`
+	NewRule bool   `json:"newRule,omitempty"`
+	NoRule  string `json:"noRule,omitempty"`
+	Seats   []Seat `json:"seats,omitempty"`
 	// Shared are the zones with more than one member, Unzoned the members whose
 	// zone nobody knows.
 	Shared   []finding.Finding `json:"shared,omitempty"`
@@ -91,7 +93,8 @@ func survey(set *appsv1.StatefulSet, nodes []corev1.Node, pods []corev1.Pod, mod
 	out.Narrowed, _ = narrowed(out.Seeds, m.StatefulSet)
 	out.JoiningSeeds = joiningSeeds(out.Seeds, m.StatefulSet)
 	var rule *corev1.TopologySpreadConstraint
-	rule, out.NoRule = ZoneRule(nodes, mode)
+	rule, out.NoRule = ZoneRule(nodes, set, mode)
+	out.NewRule = rule != nil && !sameJSON(withRule(spec.TopologySpreadConstraints, *rule), spec.TopologySpreadConstraints)
 	out.Rule, out.Shared, out.Unzoned = rule != nil, sameZone(out.Seats), noZone(out.Seats)
 	out.Ruled = slices.ContainsFunc(spec.TopologySpreadConstraints, func(r corev1.TopologySpreadConstraint) bool { return r.TopologyKey == ZoneKey })
 	return out

@@ -101,7 +101,7 @@ func templatePatch(set *appsv1.StatefulSet, r TemplateRequest, m Members) ([]byt
 	spec := set.Spec.Template.Spec
 	change := map[string]any{}
 	if r.Rule {
-		rules := withRule(spec.TopologySpreadConstraints, zoneRule(r.Mode))
+		rules := withRule(spec.TopologySpreadConstraints, zoneRule(set, r.Mode))
 		if !sameJSON(rules, spec.TopologySpreadConstraints) {
 			change["topologySpreadConstraints"] = rules
 		}

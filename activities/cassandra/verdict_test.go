@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
 )
 
 // answers are those of three members who see each other as the recording says.
@@ -170,7 +171,23 @@ func TestErrorsOfCQLHaveTheirClass(t *testing.T) {
 	}
 	f := refusal("cassandra-1", "cassandra", errors.New("Provided username cassandra and/or password are incorrect"))
 	require.Contains(t, f.Next, "do not upgrade")
+	require.Contains(t, f.Next, "restore from the backups")
+	require.Contains(t, f.Next, "contact NVIDIA support with this output")
 	require.NotContains(t, f.Found, "Provided")
+}
+
+func TestWhatFailsOnAMemberTellsWhatWasExpectedAndWhatToDo(t *testing.T) {
+	away := errors.New("connection refused")
+	one, _, _ := finding.Of((&session{pod: "cassandra-0"}).wrong("SELECT 1", away))
+	other, _, _ := finding.Of((&session{pod: "cassandra-0"}).wrong("SELECT 1", errors.New("unconfigured table t")))
+	for _, f := range []finding.Finding{
+		failed("cassandra-0", kube.Exit{Code: 1}, "flush"), refusal("cassandra-0", "cassandra", away),
+		refusal("cassandra-0", "cassandra", errors.New("Cannot achieve consistency level QUORUM")), one, other,
+	} {
+		require.NotEmpty(t, f.Expected, f)
+		require.NotEmpty(t, f.Next, f)
+	}
+	require.NotEqual(t, one.Next, other.Next)
 }
 
 func TestALedgerIsCleanOrForAPerson(t *testing.T) {
@@ -213,6 +230,11 @@ func TestRefusedLoginsAreCountedInAnyCase(t *testing.T) {
 	n, err := countErrors(strings.NewReader("ok\ncom.x.AuthenticationException: no\nfine\nauthenticationexception\n"))
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
+
+	long := strings.Repeat("x", 64<<10-5) + "AuthenticationException" + strings.Repeat("y", 2<<20) + " AuthenticationException\nfine"
+	n, err = countErrors(strings.NewReader(long))
+	require.NoError(t, err, "a line of two megabytes")
+	require.Equal(t, 1, n, "one line, whichever pieces it comes in")
 }
 
 // repaired is a row like one that a real full repair has left, with fewer

@@ -20,7 +20,9 @@ type Answer struct {
 	// proves little: it is the member's own view of itself.
 	Unready string `json:"unready,omitempty"`
 	// Trouble says why there is no answer.
-	Trouble     string      `json:"trouble,omitempty"`
+	Trouble string `json:"trouble,omitempty"`
+	// Unasked: the member was left alone, because not all pods are Ready.
+	Unasked     bool        `json:"unasked,omitempty"`
 	Ring        []Neighbour `json:"ring,omitempty"`
 	Description Description `json:"description,omitzero"`
 }
@@ -61,6 +63,9 @@ func JudgeRing(answers []Answer, want int, row string) Ring {
 		}
 		if a.Unready != "" {
 			bad(finding.Finding{Object: object, Expected: "a pod that is Ready", Found: a.Unready, Next: "look at the pod's events and log"})
+		}
+		if a.Unasked {
+			continue
 		}
 		for _, f := range a.complaints(addresses, want) {
 			bad(f)

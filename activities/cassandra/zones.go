@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/refit-run/refit/activities/finding"
 )
@@ -21,12 +23,13 @@ const (
 // ZoneKey is the label that names a node's zone.
 const ZoneKey = corev1.LabelTopologyZone
 
-// memberLabels select the members, for the rule that spreads them.
+// memberLabels select the members, for the rule that spreads them, as the guide
+// names them.
 var memberLabels = map[string]string{"app.kubernetes.io/name": "cassandra"}
 
 // ZoneRule decides whether members are spread over zones (N133, N134): only
 // where every schedulable node says in which zone it is. The text says why not.
-func ZoneRule(nodes []corev1.Node, mode string) (*corev1.TopologySpreadConstraint, string) {
+func ZoneRule(nodes []corev1.Node, set *appsv1.StatefulSet, mode string) (*corev1.TopologySpreadConstraint, string) {
 	schedulable := 0
 	for i := range nodes {
 		if !takesPods(&nodes[i]) {
@@ -40,15 +43,18 @@ func ZoneRule(nodes []corev1.Node, mode string) (*corev1.TopologySpreadConstrain
 	if schedulable == 0 {
 		return nil, "no node is schedulable"
 	}
-	rule := zoneRule(mode)
+	rule := zoneRule(set, mode)
 	return &rule, ""
 }
 
 // zoneRule spreads the members over zones: where it can, or under enforced
 // before a pod may start.
-func zoneRule(mode string) corev1.TopologySpreadConstraint {
+func zoneRule(set *appsv1.StatefulSet, mode string) corev1.TopologySpreadConstraint {
 	rule := corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: ZoneKey, WhenUnsatisfiable: corev1.ScheduleAnyway,
 		LabelSelector: &metav1.LabelSelector{MatchLabels: memberLabels}}
+	if !labels.SelectorFromSet(memberLabels).Matches(labels.Set(set.Spec.Template.Labels)) { // a changed chart: the rule would count nobody
+		rule.LabelSelector = set.Spec.Selector
+	}
 	if mode == ModeEnforced {
 		rule.WhenUnsatisfiable = corev1.DoNotSchedule
 	}

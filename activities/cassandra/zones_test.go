@@ -2,6 +2,7 @@ package cassandra
 
 import (
 	"encoding/json"
+	"maps"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,19 +26,24 @@ func node(name, zone string, cordoned bool) corev1.Node {
 
 func TestMembersAreSpreadOverZonesOnlyWhereEverySchedulableNodeHasOne(t *testing.T) {
 	nodes := []corev1.Node{node("a", "z1", false), node("b", "z2", false), node("c", "", true)}
-	rule, why := ZoneRule(nodes, ModePreferred)
+	rule, why := ZoneRule(nodes, set(), ModePreferred)
 	require.NotNil(t, rule, why)
 	require.Equal(t, corev1.ScheduleAnyway, rule.WhenUnsatisfiable)
 	require.Equal(t, int32(1), rule.MaxSkew)
 	require.Equal(t, "topology.kubernetes.io/zone", rule.TopologyKey)
 	require.Equal(t, map[string]string{"app.kubernetes.io/name": "cassandra"}, rule.LabelSelector.MatchLabels)
-	rule, _ = ZoneRule(nodes, ModeEnforced)
+	renamed := set()
+	renamed.Spec.Template.Labels = map[string]string{"app": "scylla"}
+	renamed.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "scylla"}}
+	rule, _ = ZoneRule(nodes, renamed, ModePreferred)
+	require.Equal(t, renamed.Spec.Selector, rule.LabelSelector, "a rule that selects nobody spreads nobody")
+	rule, _ = ZoneRule(nodes, set(), ModeEnforced)
 	require.Equal(t, corev1.DoNotSchedule, rule.WhenUnsatisfiable)
 
-	rule, why = ZoneRule(append(nodes, node("d", "", false)), ModeEnforced)
+	rule, why = ZoneRule(append(nodes, node("d", "", false)), set(), ModeEnforced)
 	require.Nil(t, rule)
 	require.Contains(t, why, "node d has no label")
-	rule, why = ZoneRule([]corev1.Node{node("c", "z", true)}, ModePreferred)
+	rule, why = ZoneRule([]corev1.Node{node("c", "z", true)}, set(), ModePreferred)
 	require.Nil(t, rule)
 	require.Contains(t, why, "no node is schedulable")
 }
@@ -74,6 +80,7 @@ func TestSeedsAreNarrowedToTheFirstMember(t *testing.T) {
 
 func set(rules ...corev1.TopologySpreadConstraint) *appsv1.StatefulSet {
 	s := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "cassandra", Namespace: "cassandra-system", UID: "u", ResourceVersion: "7"}}
+	s.Spec.Template.Labels = maps.Clone(memberLabels)
 	s.Spec.Template.Spec = podSpec("ncp")
 	s.Spec.Template.Spec.TopologySpreadConstraints = rules
 	return s
@@ -139,5 +146,10 @@ func TestTheSurveySaysWhatAnExpansionStartsFrom(t *testing.T) {
 	require.Equal(t, []string{"cassandra-1.cassandra-headless"}, got.JoiningSeeds)
 	require.True(t, got.Rule)
 	require.False(t, got.Ruled)
+	require.True(t, got.NewRule)
 	require.True(t, survey(set(corev1.TopologySpreadConstraint{TopologyKey: ZoneKey}), nil, nil, ModePreferred, Members{}.WithDefaults()).Ruled)
+
+	ruled := set(zoneRule(set(), ModePreferred))
+	require.False(t, survey(ruled, []corev1.Node{node("a", "z1", false)}, nil, ModePreferred, Members{}.WithDefaults()).NewRule)
+	require.True(t, survey(ruled, []corev1.Node{node("a", "z1", false)}, nil, ModeEnforced, Members{}.WithDefaults()).NewRule, "that of another mode")
 }

@@ -15,16 +15,19 @@ import (
 	"github.com/refit-run/refit/workflows/stage"
 )
 
-// perKeyspace is how long a keyspace is expected to take from its ALTER to its
-// last repair.
-const perKeyspace = 10 * time.Minute
+const (
+	// perStep is how long a keyspace is expected to take from one ALTER to the
+	// last repair that follows it, perKeyspace on the whole way.
+	perStep     = 5 * time.Minute
+	perKeyspace = 2 * perStep
+)
 
 // copies raises keyspaces and proves it by repairs. A keyspace that was raised
-// owes its repairs: until then a read can miss rows. So each is raised and
-// repaired before the next is touched, and nothing stops in between. It goes
-// from one copy to two, and from two to three: a quorum of two copies asks
-// both, one of which is whole, and a quorum of three asks two, one of which at
-// least is whole. From one to three at once a quorum can ask two empty ones.
+// owes its repairs: until then a read can miss rows, and nothing stops in
+// between. They go together from one copy to two, and once all are repaired from
+// two to three: a quorum of two copies asks both, one of which is whole, and a
+// quorum of three asks two, one of which at least is whole. From one to three at
+// once a quorum can ask two empty ones.
 type copies struct {
 	*run
 	names  []string
@@ -37,6 +40,8 @@ type copies struct {
 	raised  []acts.Keyspace
 	repairs []acts.Repair
 	owed    []debt
+	// complete are the keyspaces that have all copies, repaired.
+	complete []string
 }
 
 // debt is a keyspace that is not repaired since it was asked to have so many
@@ -97,14 +102,16 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 			}
 		}
 	}
-	for i, name := range todo {
-		s.Progress(i, len(todo), 0)
-		if err := s.Section(ctx, "keyspace "+name, perKeyspace, func(ctx workflow.Context) error { return c.one(ctx, s, name, c.atOnce) }); err != nil {
+	for _, factor := range steps {
+		names := c.needing(todo, factor, c.atOnce)
+		if len(names) == 0 {
+			continue
+		}
+		what := fmt.Sprintf("%d copies of %s", factor, list(names))
+		err := s.Section(ctx, what, time.Duration(len(names))*perStep, func(ctx workflow.Context) error { return c.step(ctx, s, names, factor) })
+		if err != nil {
 			return err
 		}
-	}
-	if len(todo) > 0 {
-		s.Progress(len(todo), len(todo), 0)
 	}
 	repaired := map[string]bool{}
 	for _, r := range c.repairs {
@@ -119,29 +126,62 @@ func (c *copies) repaired(keyspace string) bool {
 	return slices.ContainsFunc(c.repairs, func(r acts.Repair) bool { return r.Keyspace == keyspace })
 }
 
-// one raises one keyspace step by step, or at once, where it has fewer copies,
-// and repairs it after each. A step that owes its repairs is not made again.
-func (c *copies) one(ctx workflow.Context, s *stage.Scope, name string, atOnce bool) error {
-	steps := []int{acts.TargetMembers - 1, acts.TargetMembers}
-	if c.debt(name, steps[0]) == nil && (atOnce || c.debt(name, acts.TargetMembers) != nil) {
-		steps = steps[1:]
-	}
-	for _, factor := range steps {
-		if c.debt(name, factor) == nil {
-			got, err := c.raise(ctx, s, []string{name}, factor, false, true)
-			if err != nil {
-				return err
-			}
-			if factor < acts.TargetMembers && !slices.ContainsFunc(append(got.Raise, got.Already...), func(k acts.Keyspace) bool { return k.Copies() <= factor }) {
-				continue // it has more
-			}
-			c.owed = append(c.owed, debt{keyspace: name, copies: factor, since: got.At, before: got.Raise})
+// steps are the numbers of copies on the way to all.
+var steps = []int{acts.TargetMembers - 1, acts.TargetMembers}
+
+// needing are the keyspaces that take the step to so many copies. A step that
+// owes its repairs is not made again, and neither is one before it.
+func (c *copies) needing(names []string, factor int, atOnce bool) (out []string) {
+	for _, name := range names {
+		if factor == acts.TargetMembers || c.debt(name, factor) != nil || !atOnce && c.debt(name, acts.TargetMembers) == nil {
+			out = append(out, name)
 		}
-		if err := c.settle(ctx, s, c.debt(name, factor)); err != nil {
+	}
+	return out
+}
+
+// one raises one keyspace step by step, or at once, where it has fewer copies,
+// and repairs it after each.
+func (c *copies) one(ctx workflow.Context, s *stage.Scope, name string, atOnce bool) error {
+	for _, factor := range steps {
+		if err := c.step(ctx, s, c.needing([]string{name}, factor, atOnce), factor); err != nil {
 			return err
 		}
-		c.owed = slices.DeleteFunc(c.owed, func(d debt) bool { return d.keyspace == name && d.copies == factor })
 	}
+	return nil
+}
+
+// step brings keyspaces to so many copies, and repairs them. Those that have
+// more are passed over.
+func (c *copies) step(ctx workflow.Context, s *stage.Scope, names []string, factor int) error {
+	fresh := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return c.debt(name, factor) != nil })
+	if len(fresh) > 0 {
+		got, err := c.raise(ctx, s, fresh, factor, false, true)
+		if err != nil {
+			return err
+		}
+		for _, k := range got.Raise {
+			c.owed = append(c.owed, debt{keyspace: k.Name, copies: factor, since: got.At, before: []acts.Keyspace{k}})
+		}
+		for _, k := range got.Already {
+			if factor == acts.TargetMembers || k.Copies() <= factor {
+				c.owed = append(c.owed, debt{keyspace: k.Name, copies: factor, since: got.At})
+			}
+		}
+	}
+	ours := func(d debt) bool { return d.copies == factor && slices.Contains(names, d.keyspace) }
+	if !slices.ContainsFunc(c.owed, ours) {
+		return nil
+	}
+	if err := c.settle(ctx, s, ours); err != nil {
+		return err
+	}
+	for _, d := range c.owed {
+		if ours(d) && factor == acts.TargetMembers {
+			c.complete = append(c.complete, d.keyspace)
+		}
+	}
+	c.owed = slices.DeleteFunc(c.owed, ours)
 	return nil
 }
 
@@ -156,24 +196,46 @@ func (c *copies) debt(name string, factor int) *debt {
 
 // settle raises what is not proven to be raised, sees that every member knows
 // of it, and repairs.
-func (c *copies) settle(ctx workflow.Context, s *stage.Scope, d *debt) error {
-	if !d.raised {
-		got, err := c.raise(ctx, s, []string{d.keyspace}, d.copies, false, false)
+func (c *copies) settle(ctx workflow.Context, s *stage.Scope, ours func(debt) bool) error {
+	var unproven []string
+	agreed, factor := true, 0
+	for _, d := range c.owed {
+		if ours(d) {
+			factor, agreed = d.copies, agreed && d.agreed
+			if !d.raised {
+				unproven = append(unproven, d.keyspace)
+			}
+		}
+	}
+	if len(unproven) > 0 {
+		got, err := c.raise(ctx, s, unproven, factor, false, false)
 		if err != nil {
 			return err
 		}
-		if len(got.Raise) > 0 {
-			d.since = got.At
+		for i := range c.owed {
+			d := &c.owed[i]
+			if !ours(*d) || !slices.Contains(unproven, d.keyspace) {
+				continue
+			}
+			if slices.ContainsFunc(got.Raise, func(k acts.Keyspace) bool { return k.Name == d.keyspace }) {
+				d.since = got.At
+			}
+			c.proven(d)
 		}
-		c.proven(d)
 	}
-	if !d.agreed { // a member that does not know of the raise repairs nothing
+	if !agreed { // a member that does not know of the raise repairs nothing
 		if err := c.run.look(ctx, s, acts.TargetMembers, "N187", c.limits.Join); err != nil {
 			return err
 		}
-		d.agreed = true
 	}
-	done, err := c.repair(ctx, s, *d)
+	var debts []debt
+	for i := range c.owed {
+		if ours(c.owed[i]) {
+			c.owed[i].agreed = true
+			debts = append(debts, c.owed[i])
+		}
+	}
+	done, err := c.repair(ctx, s, debts)
 	if err != nil {
 		return err
 	}
@@ -189,17 +251,20 @@ func (c *copies) proven(d *debt) {
 	}
 }
 
-// close ends the run, and lists each keyspace whose repairs are still owed.
-func (c *copies) close(outcome protocol.Outcome) protocol.Receipt {
-	out := c.Close(outcome)
-	for _, d := range c.owed {
-		asks := "asks"
-		if !d.raised {
-			asks = "may ask"
+// close ends the run, and lists each keyspace whose repairs are still owed; plan
+// is what a run that was only to plan has found, more what else is to be told.
+func (c *copies) close(outcome protocol.Outcome, plan *protocol.Plan, more ...func(*protocol.Receipt)) protocol.Receipt {
+	owed := func(receipt *protocol.Receipt) {
+		receipt.Plan = plan
+		for _, d := range c.owed {
+			asks := "asks"
+			if !d.raised {
+				asks = "may ask"
+			}
+			receipt.LeftBehind = append(receipt.LeftBehind, fmt.Sprintf("keyspace %s %s for %d copies and is not repaired since: until it is, reads can miss rows", d.keyspace, asks, d.copies))
 		}
-		out.LeftBehind = append(out.LeftBehind, fmt.Sprintf("keyspace %s %s for %d copies and is not repaired since: until it is, reads can miss rows", d.keyspace, asks, d.copies))
 	}
-	return out
+	return c.Close(outcome, append([]func(*protocol.Receipt){owed}, more...)...)
 }
 
 // tell warns of what keeps fewer copies.

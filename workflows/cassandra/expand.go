@@ -2,7 +2,6 @@ package cassandra
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -36,6 +35,11 @@ type expand struct {
 	// system_auth raised and repaired.
 	scaled   bool
 	authDone bool
+	// begun: the section was; prepared: what comes before the scale was done and
+	// proven with one member; patched is what of the pod template this run has
+	// changed, or may have.
+	begun, prepared bool
+	patched         []string
 	// resumed: the members were scaled before this run began, and nothing proves
 	// that the new ones hold what they took over.
 	resumed bool
@@ -46,6 +50,9 @@ type expand struct {
 	// recovering: somebody has approved the way back; leaving: the first member
 	// was told to leave; recovered: the way back is gone.
 	recovering, leaving, recovered bool
+	// asked is the member that was told to leave last, gone are those that have.
+	asked string
+	gone  []string
 }
 
 // Expand brings a single member to three (N131-N146). What lies between the
@@ -86,10 +93,11 @@ func Expand(ctx workflow.Context, in ExpandInput) (ExpandResult, error) {
 		}
 	}
 	out := ExpandResult{Raised: e.raised, Repairs: e.repairs, Absent: e.plan.Absent, Outside: e.plan.Outside, Recovered: e.recovered}
-	out.Receipt = e.close(outcome)
+	var plan *protocol.Plan
 	if in.PlanOnly && e.needless == "" {
-		out.Receipt.Plan = e.planned()
+		plan = e.planned()
 	}
+	out.Receipt = e.close(outcome, plan)
 	return out, nil
 }
 
@@ -113,7 +121,7 @@ func (e *expand) stages() []stage.Stage {
 	}
 	return append(out,
 		stage.Stage{Name: "expand", Purpose: "three members, system_auth raised and repaired, the administrator let in by each", Do: needed(e.expand)},
-		stage.Stage{Name: "keyspaces", Purpose: "raise each keyspace to three copies and repair it on every member, one after the other", Do: needed(e.bring)}, // each keyspace that the section has left waits for a window
+		stage.Stage{Name: "keyspaces", Purpose: "raise the keyspaces to three copies and repair them, one member after the other", Do: needed(e.bring)}, // each step that the section has left waits for a window
 		stage.Stage{Name: "authentication", Purpose: "see that no service is refused a login any more", Do: needed(e.authentication)},
 		stage.Stage{Name: "zones", Purpose: "see that no two members share a zone", Do: needed(e.zones)})
 }
@@ -121,7 +129,8 @@ func (e *expand) stages() []stage.Stage {
 // look decides by the saved number of members (N131) and proves before
 // anything is touched what the strategy needs.
 func (e *expand) look(ctx workflow.Context, s *stage.Scope) error {
-	if err := e.surveyed(ctx, s); err != nil {
+	var err error
+	if e.survey, err = e.surveyed(ctx, s); err != nil {
 		return err
 	}
 	saved, live := e.in.SavedMembers, e.survey.Replicas
@@ -146,7 +155,7 @@ func (e *expand) look(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	if live == acts.TargetMembers { // an earlier run has come so far
-		e.scaled, e.resumed, e.always = true, true, true // what it has raised may not be repaired
+		e.goOn()
 		s.Note("scaled to %d by an earlier run: going on from there", live)
 		return nil
 	}
@@ -179,14 +188,14 @@ func (e *expand) proveLogin(ctx workflow.Context, s *stage.Scope) error {
 	return e.check(ctx, s)
 }
 
-func (e *expand) surveyed(ctx workflow.Context, s *stage.Scope) error {
-	e.survey = acts.SurveyResult{}
+func (e *expand) surveyed(ctx workflow.Context, s *stage.Scope) (acts.SurveyResult, error) {
+	var out acts.SurveyResult
 	err := e.Do(ctx, s, acts.SurveyActivity, "survey Cassandra in "+e.Site.Namespace, window.Duration(time.Minute),
-		acts.SurveyRequest{Place: e.place(), Mode: e.in.Mode}, &e.survey)
+		acts.SurveyRequest{Place: e.place(), Mode: e.in.Mode}, &out)
 	if err == nil {
-		e.Keep(e.survey.Evidence)
+		e.Keep(out.Evidence)
 	}
-	return err
+	return out, err
 }
 
 // authRaised says whether the members' own description shows system_auth with
@@ -244,7 +253,7 @@ func (e *expand) planned() *protocol.Plan {
 	}
 	set := "StatefulSet " + e.members.StatefulSet
 	if !e.scaled && e.in.Strategy != QuorumFirst {
-		if e.survey.Rule {
+		if e.survey.Rule && e.survey.NewRule {
 			add(set, "add the rule that spreads members over zones")
 		}
 		if e.in.Strategy == Bootstrap && e.survey.Seeds != e.survey.Narrowed {
@@ -258,6 +267,14 @@ func (e *expand) planned() *protocol.Plan {
 		add(set, fmt.Sprintf("scale to %d", acts.TargetMembers))
 	}
 	add("keyspace "+acts.AuthKeyspace, fmt.Sprintf("raise to %d copies and repair on every member", acts.TargetMembers))
+	if e.resumed { // nobody has logged in to read how they are replicated
+		action := fmt.Sprintf("raise where it has fewer than %d copies, and repair on every member", acts.TargetMembers)
+		for _, name := range e.names {
+			add("keyspace "+name, action)
+		}
+		add("every other keyspace that is no member's own", action)
+		return p
+	}
 	p.Changes = append(p.Changes, e.copies.planned().Changes...)
 	return p
 }
@@ -284,10 +301,11 @@ func (e *expand) authentication(ctx workflow.Context, s *stage.Scope) error {
 // zones proves N138; it comes last because a volume can't be moved, and the
 // copies must not wait for whoever decides about that.
 func (e *expand) zones(ctx workflow.Context, s *stage.Scope) error {
-	if err := e.surveyed(ctx, s); err != nil {
+	now, err := e.surveyed(ctx, s)
+	if err != nil {
 		return err
 	}
-	found := append(slices.Clone(e.survey.Shared), e.survey.Unzoned...)
+	found := append(now.Shared, now.Unzoned...)
 	switch {
 	case len(found) == 0:
 		s.Note("no two members share a zone")

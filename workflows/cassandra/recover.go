@@ -92,6 +92,7 @@ func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
 	last, before := e.pod(acts.TargetMembers-1), e.pod(acts.TargetMembers-2)
 	for _, pod := range []string{last, before} {
 		s.Current(pod)
+		e.asked = pod
 		var got acts.DecommissionResult
 		err := e.Do(ctx, s, acts.DecommissionActivity, "decommission "+pod, window.Duration(2*perDecommission),
 			acts.DecommissionRequest{Place: e.place(), Pod: pod, HostID: e.hosts[pod], Keyspaces: e.names, Limit: perDecommission}, &got)
@@ -99,6 +100,9 @@ func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
 			return err
 		}
 		e.Keep(got.Evidence)
+		if !slices.Contains(e.gone, pod) {
+			e.gone = append(e.gone, pod)
+		}
 	}
 	s.Current()
 	var got acts.LoginsResult
@@ -112,7 +116,33 @@ func (e *expand) leave(ctx workflow.Context, s *stage.Scope) error {
 	}
 	e.recovered, e.owed = true, nil // one copy of everything, as proven before each left
 	s.Note("%s serves alone again", e.pod(0))
-	e.Warn(fmt.Sprintf("%s and %s have left the ring, their pods and volumes are still there and StatefulSet %s still asks for %d: "+
-		"scale it to 1 and delete the two volumes by hand before the next try, or the pods can't join again", before, last, e.members.StatefulSet, acts.TargetMembers))
 	return nil
+}
+
+// leftByRecovery lists what a way back has left for a person, who alone scales
+// down and deletes volumes; with one that was not ended, how to end it by hand,
+// because no other run gets over a ring that lacks a member.
+func (e *expand) leftByRecovery() []string {
+	if !e.leaving {
+		return nil
+	}
+	const leave = "nodetool decommission --force"
+	var out []string
+	last, before := e.pod(acts.TargetMembers-1), e.pod(acts.TargetMembers-2)
+	for _, pod := range []string{last, before} {
+		switch {
+		case slices.Contains(e.gone, pod):
+			out = append(out, pod+" has left the ring; its pod and its volume stay")
+		case pod == e.asked:
+			out = append(out, fmt.Sprintf("%s was told to leave the ring, and nothing proves that it has: where nodetool status on %s shows it still, run %s in its pod", pod, e.pod(0), leave))
+		default:
+			out = append(out, fmt.Sprintf("%s still holds ranges, and rows in them are hidden: once %s has left, run %s in its pod", pod, last, leave))
+		}
+	}
+	out = append(out, fmt.Sprintf("StatefulSet %s asks for %d members: once %s and %s have left, scale it to 1 and delete their volumes by hand before the next try, or their pods can't join again",
+		e.members.StatefulSet, acts.TargetMembers, last, before))
+	if !e.recovered {
+		out = append(out, fmt.Sprintf("nothing proves that %s lets %s in: log in there once both have left", e.pod(0), e.login.User))
+	}
+	return append(out, e.patched...)
 }

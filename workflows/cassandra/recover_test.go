@@ -1,13 +1,18 @@
 package cassandra
 
 import (
+	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/mock"
 	"github.com/stretchr/testify/require"
 
 	acts "github.com/refit-run/refit/activities/cassandra"
 
+	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/workflows/internal/workflowtest"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/window"
 )
@@ -31,10 +36,72 @@ func TestALockedOutAdministratorComesBackByApprovalOnly(t *testing.T) {
 	h.Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeRolledBack, out.Outcome)
 	require.True(t, out.Recovered)
-	require.Empty(t, out.LeftBehind, "the expansion is taken back, not half done")
+	require.Equal(t, []string{
+		"cassandra-2 has left the ring; its pod and its volume stay", "cassandra-1 has left the ring; its pod and its volume stay",
+		"StatefulSet cassandra asks for 3 members: once cassandra-2 and cassandra-1 have left, scale it to 1 and delete their volumes by hand before the next try, or their pods can't join again",
+		"this run adds the rule that spreads members over zones to the pod template of StatefulSet cassandra",
+	}, out.LeftBehind, "the expansion is taken back, not half done")
 	require.Equal(t, []string{"logins ", "decommission cassandra-2", "decommission cassandra-1", "logins cassandra-0", "unlock"}, s.log[len(s.log)-5:])
 	require.NotContains(t, s.log, "raise [system_auth] to 3")
-	require.Contains(t, out.Warnings[len(out.Warnings)-1], "scale it to 1")
+}
+
+// wayBack is a run of the guide's order that is locked out and has approved the
+// way back; it meets what decommission says.
+func wayBack(t *testing.T, s *system, decommission func(r acts.DecommissionRequest) error) (*workflowtest.Run, ExpandInput) {
+	s.lockOut = true
+	in := expansion()
+	in.Strategy, in.AcknowledgeSeeds = Guide, true
+	h := newHarness(t, s)
+	h.OnActivity(acts.DecommissionActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.DecommissionRequest) (acts.DecommissionResult, error) {
+		if err := decommission(r); err != nil {
+			return acts.DecommissionResult{}, err
+		}
+		return s.decommission(ctx, r)
+	})
+	h.At(time.Hour, func() { h.SignalWorkflow(protocol.Approve, protocol.Answer{Stage: "recover", By: "ann"}) })
+	return h, in
+}
+
+func TestAWayBackThatIsAbortedSaysWhoHasLeftAndHowToEndIt(t *testing.T) {
+	for fails, want := range map[string][]string{
+		"cassandra-1": {"cassandra-2 has left the ring", "cassandra-1 was told to leave the ring, and nothing proves that it has"},
+		"cassandra-2": {"cassandra-2 was told to leave the ring", "cassandra-1 still holds ranges, and rows in them are hidden: once cassandra-2 has left, run nodetool decommission --force in its pod"},
+	} {
+		s := newSystem(1)
+		h, in := wayBack(t, s, func(r acts.DecommissionRequest) error {
+			if r.Pod == fails {
+				return finding.Finding{Object: "nodetool decommission --force on " + r.Pod, Found: "it is still in the ring"}.Error(finding.Stop)
+			}
+			return nil
+		})
+		h.At(2*time.Hour, func() { h.Answer(protocol.Abort) })
+		var out ExpandResult
+		h.Run(protocol.CassandraExpand, in, &out)
+		require.Equal(t, protocol.OutcomeAborted, out.Outcome)
+		left := strings.Join(out.LeftBehind, "\n")
+		for _, line := range append(want, "scale it to 1", "nothing proves that cassandra-0 lets cassandra in", "the rule that spreads members") {
+			require.Contains(t, left, line)
+		}
+	}
+}
+
+func TestADecommissionWhoseReplyIsLostIsPassedOver(t *testing.T) {
+	s := newSystem(1)
+	lost := false
+	h, in := wayBack(t, s, func(r acts.DecommissionRequest) error {
+		if r.Pod != "cassandra-2" || lost {
+			return nil
+		}
+		lost = true
+		s.do(func() { s.left = append(s.left, r.Pod) })
+		return finding.Finding{Object: "worker", Found: "it died"}.Error(finding.Stop)
+	})
+	h.At(2*time.Hour, func() { h.Answer(protocol.Retry) })
+	var out ExpandResult
+	h.Run(protocol.CassandraExpand, in, &out)
+	require.Equal(t, protocol.OutcomeRolledBack, out.Outcome)
+	require.Equal(t, []string{"cassandra-2", "cassandra-1"}, s.left)
+	require.Contains(t, out.LeftBehind, "cassandra-2 has left the ring; its pod and its volume stay")
 }
 
 func TestNobodyIsTakenOutOnceTheRolesHaveMoreCopies(t *testing.T) {
@@ -109,7 +176,7 @@ func TestALoginThatIsMendedBeforeTheApprovalLetsTheExpansionGoOn(t *testing.T) {
 
 func TestNeitherTheApprovedWayBackNorAHalfDoneSectionWaitsForAWindow(t *testing.T) {
 	start := time.Date(2026, 1, 5, 1, 0, 0, 0, time.UTC)
-	windows := []window.Spec{{Opens: "0 1 * * *", Duration: window.Duration(2 * time.Hour), TimeZone: "UTC"}}
+	windows := []window.Spec{{Opens: "0 1 * * *", Duration: window.Duration(3 * time.Hour), TimeZone: "UTC"}}
 
 	s := newSystem(1)
 	s.lockOut = true

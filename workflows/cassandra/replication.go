@@ -39,9 +39,10 @@ func Replication(ctx workflow.Context, in ReplicationInput) (ReplicationResult, 
 			outcome = protocol.OutcomeNoChange
 		}
 	}
-	out.Receipt = r.close(outcome)
+	var plan *protocol.Plan
 	if in.PlanOnly {
-		out.Receipt.Plan = r.planned()
+		plan = r.planned()
 	}
+	out.Receipt = r.close(outcome, plan)
 	return out, nil
 }

@@ -87,21 +87,28 @@ func (r *run) raise(ctx workflow.Context, s *stage.Scope, names []string, factor
 	return got, err
 }
 
-// repair repairs a keyspace in full, one member after the other. With fewer
-// copies than members as many members reach every range.
-func (r *run) repair(ctx workflow.Context, s *stage.Scope, d debt) ([]acts.Repair, error) {
-	names := []string{d.keyspace}
-	var out []acts.Repair
-	members := d.copies
-	if d.everywhere {
-		members = acts.TargetMembers
+// repair repairs the keyspaces of debts of one number of copies in full, one
+// member after the other. With fewer copies than members as many members reach
+// every range.
+func (r *run) repair(ctx workflow.Context, s *stage.Scope, debts []debt) ([]acts.Repair, error) {
+	req := acts.RepairRequest{Place: r.place(), Login: r.login, Copies: debts[0].copies, Limit: r.limits.Repair.D()}
+	members := req.Copies
+	for _, d := range debts {
+		req.Keyspaces = append(req.Keyspaces, d.keyspace)
+		if d.since.After(req.Since) {
+			req.Since = d.since
+		}
+		if d.everywhere {
+			members = acts.TargetMembers
+		}
 	}
+	req.Alone = acts.Alone(r.ring.Keyspaces, req.Keyspaces)
+	var out []acts.Repair
 	for ordinal := range members {
-		pod := r.pod(ordinal)
-		s.Current(pod)
+		req.Pod = r.pod(ordinal)
+		s.Current(req.Pod)
 		var got acts.RepairResult
-		err := r.Do(ctx, s, acts.RepairActivity, fmt.Sprintf("repair %s on %s", d.keyspace, pod), window.Duration(acts.RepairLimit(len(names), r.limits.Repair.D())),
-			acts.RepairRequest{Place: r.place(), Login: r.login, Pod: pod, Keyspaces: names, Copies: d.copies, Since: d.since, Limit: r.limits.Repair.D()}, &got)
+		err := r.Do(ctx, s, acts.RepairActivity, fmt.Sprintf("repair %s on %s", list(req.Keyspaces), req.Pod), window.Duration(acts.RepairLimit(len(req.Keyspaces), req.Limit)), req, &got)
 		if err != nil {
 			return out, err
 		}

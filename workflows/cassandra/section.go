@@ -40,26 +40,25 @@ func (e *expand) whole() bool { return e.in.Strategy != Bootstrap || e.resumed }
 // estimate is how long the section takes, where the plan does not say it.
 func (e *expand) estimate() time.Duration {
 	keyspaces := 0
-	switch {
-	case !e.whole():
-	case e.in.Strategy == QuorumFirst && len(e.ring.Keyspaces) > 0: // every one that is not a member's own
-		for _, k := range e.ring.Keyspaces {
-			if k.Name != acts.AuthKeyspace && len(k.Factors) > 0 {
-				keyspaces++
-			}
-		}
-	default:
-		keyspaces = len(e.names)
+	if e.whole() {
+		keyspaces = len(e.every()) - 1 // without system_auth
 	}
 	return datastore.Or(e.in.Estimate, defaultEstimate+window.Duration(time.Duration(keyspaces)*perKeyspace)).D()
 }
 
 // section is what nothing interrupts. It may run again from its beginning.
 func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
+	if e.begun && !e.scaled {
+		if err := e.lookAgain(ctx, s); err != nil {
+			return err
+		}
+	}
+	e.begun = true
 	if !e.scaled {
 		if err := e.prepare(ctx, s); err != nil {
 			return err
 		}
+		e.prepared = true
 		var got acts.ScaleResult
 		err := e.Do(ctx, s, acts.ScaleActivity, fmt.Sprintf("scale Cassandra to %d members", acts.TargetMembers), window.Duration(0),
 			acts.ScaleRequest{Place: e.place(), UID: e.survey.UID}, &got)
@@ -68,6 +67,7 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 		}
 		e.scaled = true
 	}
+	e.Warn(fmt.Sprintf("apply no stack any more that gives Cassandra one replica (cassandra.replicaCount): Helm would scale StatefulSet %s back to it, and members that go take their copies along", e.members.StatefulSet))
 	if err := e.run.look(ctx, s, acts.TargetMembers, "N137", e.limits.Join); err != nil {
 		return err
 	}
@@ -81,7 +81,37 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 	if err := e.letIn(ctx, s); err != nil || !e.whole() {
 		return err
 	}
+	e.names = e.every()[1:] // system_auth has its copies
 	return e.bring(ctx, s)
+}
+
+// lookAgain sees whether there are three members since the section was begun: by
+// a scale whose reply was lost, or by a hand.
+func (e *expand) lookAgain(ctx workflow.Context, s *stage.Scope) error {
+	now, err := e.surveyed(ctx, s)
+	if err != nil || now.UID != e.survey.UID || now.Replicas != acts.TargetMembers {
+		return err // whatever else there is, the steps before the scale tell it
+	}
+	if e.in.Strategy == Bootstrap && e.prepared { // they could do nothing but bootstrap
+		e.scaled = true
+	} else {
+		e.goOn()
+	}
+	s.Note("scaled to %d meanwhile: going on from there", now.Replicas)
+	return nil
+}
+
+// goOn takes up an expansion whose scale this run has no part in: what was raised
+// may not be repaired.
+func (e *expand) goOn() { e.scaled, e.resumed, e.always = true, true, true }
+
+// patches tells what this run changes in the pod template, before it does: nobody
+// may hear of the change's end.
+func (e *expand) patches(what string) {
+	e.Warn(what)
+	if !slices.Contains(e.patched, what) {
+		e.patched = append(e.patched, what)
+	}
 }
 
 // prepare is what a strategy does before the scale.
@@ -94,6 +124,12 @@ func (e *expand) prepare(ctx workflow.Context, s *stage.Scope) error {
 		e.Warn("N134: no rule spreads the members over zones: " + e.survey.NoRule)
 		return nil
 	}
+	if narrow && e.survey.Seeds != e.survey.Narrowed {
+		e.patches(fmt.Sprintf("this run has CASSANDRA_SEEDS of StatefulSet %s name %s alone; the chart's next apply undoes it", e.members.StatefulSet, e.survey.Narrowed))
+	}
+	if e.survey.Rule && e.survey.NewRule {
+		e.patches(fmt.Sprintf("this run adds the rule that spreads members over zones to the pod template of StatefulSet %s", e.members.StatefulSet))
+	}
 	var got acts.TemplateResult
 	err := e.Do(ctx, s, acts.TemplateActivity, "patch the pod template, which restarts the member once", e.limits.Rollout, acts.TemplateRequest{
 		Place: e.place(), UID: e.survey.UID, Mode: e.in.Mode, Rule: e.survey.Rule, Narrow: narrow, Seeds: e.survey.Seeds, Limit: e.limits.Rollout.D(),
@@ -104,9 +140,6 @@ func (e *expand) prepare(ctx workflow.Context, s *stage.Scope) error {
 	e.Keep(got.Evidence)
 	if !e.survey.Rule {
 		e.Warn("N134: no rule spreads the members over zones: " + e.survey.NoRule)
-	}
-	if narrow && e.survey.Seeds != e.survey.Narrowed { // whoever hears of the patch's end
-		e.Warn(fmt.Sprintf("CASSANDRA_SEEDS of StatefulSet %s names %s alone now; the chart's next apply undoes it", e.members.StatefulSet, e.survey.Narrowed))
 	}
 	return e.run.look(ctx, s, 1, "N135", e.limits.Rollout)
 }

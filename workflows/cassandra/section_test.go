@@ -11,6 +11,7 @@ import (
 
 	acts "github.com/refit-run/refit/activities/cassandra"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/window"
 )
@@ -49,7 +50,7 @@ func TestNoAnswerPartsAKeyspaceFromItsRepairsWhereRowsAreHidden(t *testing.T) {
 			if answer == protocol.Pause {
 				h.At(24*time.Hour, func() {
 					require.Equal(t, protocol.WaitPaused, h.Status().WaitingFor.Kind, strategy)
-					s.do(func() { require.Contains(t, s.log, "repair [sis_api] on cassandra-2", strategy) })
+					s.do(func() { require.True(t, repairs(s.log, "sis_api", "cassandra-2"), strategy) })
 					h.Answer(protocol.Resume)
 				})
 			}
@@ -57,7 +58,7 @@ func TestNoAnswerPartsAKeyspaceFromItsRepairsWhereRowsAreHidden(t *testing.T) {
 			h.Run(protocol.CassandraExpand, c.in, &out)
 			for _, keyspace := range []string{"system_auth", "nvcf_api", "sis_api"} {
 				require.Equal(t, 3, s.factors[keyspace], strategy)
-				require.Contains(t, s.log, "repair ["+keyspace+"] on cassandra-2", strategy)
+				require.True(t, repairs(s.log, keyspace, "cassandra-2"), strategy)
 			}
 			require.Empty(t, out.LeftBehind, strategy)
 		}
@@ -75,9 +76,9 @@ func TestTheKeyspacesThatTheSectionBringsCountInItsEstimate(t *testing.T) {
 		h.At(30*time.Minute, func() {
 			w := h.Status().WaitingFor
 			require.NotNil(t, w, strategy)
-			want := "section expansion needs 1h5m0s" // 45 m and two keyspaces
-			if strategy == QuorumFirst {
-				want = "section expansion needs 1h15m0s" // and schema_migrations
+			want := "section expansion needs 1h15m0s" // 45 m, the two keyspaces and schema_migrations
+			if strategy == Bootstrap {
+				want = "section expansion needs 1h5m0s" // the members are first asked inside it
 			}
 			require.Contains(t, w.Found, want, strategy)
 			h.Answer(protocol.Abort)
@@ -112,6 +113,31 @@ func TestWhatIsOwedWhenARunIsAbortedIsNamedByKeyspace(t *testing.T) {
 		require.Contains(t, left, "keyspace "+keyspace+" asks for 3 copies and is not repaired since")
 	}
 
+	for strategy, c := range hiding() {
+		for _, row := range []string{"N137", "N143"} {
+			s := newSystem(c.members)
+			switch {
+			case row == "N143":
+				s.refused = []string{"cassandra-1"}
+			case c.members == 3:
+				s.down = "cassandra-2"
+			default:
+				s.scaled = func() { s.down = "cassandra-2" }
+			}
+			h := newHarness(t, s)
+			h.At(time.Hour, func() {
+				require.Contains(t, h.Waits("expand").Found, row, strategy)
+				h.Answer(protocol.Abort)
+			})
+			var out ExpandResult
+			h.Run(protocol.CassandraExpand, c.in, &out)
+			require.Equal(t, protocol.OutcomeAborted, out.Outcome, strategy)
+			for _, keyspace := range []string{"nvcf_api", "sis_api", "schema_migrations"} {
+				require.Regexp(t, "keyspace "+keyspace+" .*reads can miss rows", strings.Join(out.LeftBehind, "\n"), strategy+row)
+			}
+		}
+	}
+
 	s = newSystem(3)
 	s.lostRaise = "sis_api"
 	h = newHarness(t, s)
@@ -132,7 +158,7 @@ func TestTheGuideRepairsAKeyspaceThatHasItsCopiesToo(t *testing.T) {
 	var out ExpandResult
 	newHarness(t, s).Run(protocol.CassandraExpand, in, &out)
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
-	require.Contains(t, s.log, "repair [nvcf_api] on cassandra-2", "its new members may be seeds that hold nothing")
+	require.True(t, repairs(s.log, "nvcf_api", "cassandra-2"), "its new members may be seeds that hold nothing")
 }
 
 func TestQuorumFirstTellsHowEachRaisedKeyspaceWasBefore(t *testing.T) {
@@ -150,7 +176,7 @@ func TestQuorumFirstTellsHowEachRaisedKeyspaceWasBefore(t *testing.T) {
 			before[k.Name] = k.Copies()
 		}
 		require.Equal(t, map[string]int{"system_auth": 1, "nvcf_api": 1, "schema_migrations": 1}, before)
-		require.Contains(t, s.log, "repair [sis_api] on cassandra-2", "no member but the first holds its copies")
+		require.True(t, repairs(s.log, "sis_api", "cassandra-2"), "no member but the first holds its copies")
 	}
 }
 
@@ -162,5 +188,34 @@ func TestSeedsThatAreNarrowedAreToldWhoeverHeardOfThePatch(t *testing.T) {
 	})
 	var out ExpandResult
 	h.Run(protocol.CassandraExpand, expansion(), &out)
-	require.Contains(t, strings.Join(out.Warnings, "\n"), "CASSANDRA_SEEDS of StatefulSet cassandra names cassandra-0.h alone now")
+	require.Contains(t, strings.Join(out.Warnings, "\n"), "CASSANDRA_SEEDS of StatefulSet cassandra name cassandra-0.h alone")
+}
+
+func TestQuorumFirstThatStopsBeforeTheScaleSaysThatNobodyCanLogIn(t *testing.T) {
+	s := newSystem(1)
+	h := newHarness(t, s)
+	h.OnActivity(acts.ScaleActivity, mock.Anything, mock.Anything).Return(func(context.Context, acts.ScaleRequest) (acts.ScaleResult, error) {
+		return acts.ScaleResult{}, finding.Finding{Object: "StatefulSet cassandra", Found: "forbidden"}.Error(finding.Stop)
+	})
+	h.At(time.Hour, func() {
+		require.Contains(t, h.Waits("expand").Found, "forbidden")
+		h.Answer(protocol.Abort)
+	})
+	in := expansion()
+	in.Strategy = QuorumFirst
+	var out ExpandResult
+	h.Run(protocol.CassandraExpand, in, &out)
+	require.Contains(t, strings.Join(out.LeftBehind, "\n"), "nobody can log in until a second one does. Start again at once with strategy quorumFirst and savedMembers: 1")
+}
+
+func TestEveryKeyspaceIsBroughtWhereASeedMayHaveTakenItsRowsOver(t *testing.T) {
+	for strategy, c := range hiding() {
+		s := newSystem(c.members)
+		var out ExpandResult
+		newHarness(t, s).Run(protocol.CassandraExpand, c.in, &out)
+		require.Equal(t, protocol.OutcomeDone, out.Outcome, strategy)
+		require.Equal(t, 3, s.factors["schema_migrations"], "%s: no plan names it, and with one copy no repair shows its rows again", strategy)
+		require.True(t, repairs(s.log, "schema_migrations", "cassandra-2"), strategy)
+		require.Empty(t, out.Outside, strategy)
+	}
 }

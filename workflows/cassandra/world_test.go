@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,6 +52,8 @@ type system struct {
 	lostRaise string
 	// failRepair is the member and the keyspace of a repair that fails once.
 	failRepair string
+	// left are the members that were taken out; their pods stay.
+	left       []string
 	snapshots  map[string]bool
 	dirty      bool
 	authErrors int
@@ -92,7 +95,7 @@ func (s *system) names() []string {
 func (s *system) quorum() bool { return s.members >= s.factors[acts.AuthKeyspace]/2+1 }
 
 func (s *system) lockedOut() bool {
-	return s.lockOut && s.members > 1 || s.refuse != nil && s.refuse()
+	return s.lockOut && s.members-len(s.left) > 1 || s.refuse != nil && s.refuse()
 }
 
 // login is what a statement hears.
@@ -142,7 +145,7 @@ func (s *system) survey(context.Context, acts.SurveyRequest) (acts.SurveyResult,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.say("survey")
-	out := acts.SurveyResult{UID: "uid-sts", Replicas: s.members, DataCenter: "ncp", Seeds: s.seeds, NoRule: s.noRule, Rule: s.noRule == "", Shared: s.shared}
+	out := acts.SurveyResult{UID: "uid-sts", Replicas: s.members, DataCenter: "ncp", Seeds: s.seeds, NoRule: s.noRule, Rule: s.noRule == "", NewRule: s.noRule == "", Shared: s.shared}
 	if s.seeds != "" {
 		out.Narrowed = "cassandra-0.h"
 	}
@@ -196,7 +199,7 @@ func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case r.PlanOnly && len(r.Keyspaces) == 1: // the look before a raise
+	case r.PlanOnly && len(r.Keyspaces) < 7: // the look before a raise, and not at the plan's list
 	case r.PlanOnly:
 		s.say("plan %d keyspaces", len(r.Keyspaces))
 	case r.All:
@@ -248,12 +251,14 @@ func (s *system) repair(_ context.Context, r acts.RepairRequest) (acts.RepairRes
 	if r.Since.IsZero() {
 		return acts.RepairResult{}, finding.Finding{Object: "test", Found: "a repair since ever"}.Error(finding.Stop)
 	}
-	if s.factors[r.Keyspaces[0]] != r.Copies {
-		return acts.RepairResult{}, finding.Finding{Object: "test", Found: fmt.Sprintf("a repair of %d copies", r.Copies)}.Error(finding.Stop)
-	}
-	if s.failRepair == r.Pod+" "+r.Keyspaces[0] {
-		s.failRepair = ""
-		return acts.RepairResult{}, finding.Finding{Row: "N187", Object: "nodetool repair --full " + r.Keyspaces[0] + " on " + r.Pod, Expected: "exit code 0", Found: "2"}.Error(finding.Stop)
+	for _, k := range r.Keyspaces {
+		if s.factors[k] != r.Copies {
+			return acts.RepairResult{}, finding.Finding{Object: "test", Found: fmt.Sprintf("a repair of %s with %d copies", k, r.Copies)}.Error(finding.Stop)
+		}
+		if s.failRepair == r.Pod+" "+k {
+			s.failRepair = ""
+			return acts.RepairResult{}, finding.Finding{Row: "N187", Object: "nodetool repair --full " + k + " on " + r.Pod, Expected: "exit code 0", Found: "2"}.Error(finding.Stop)
+		}
 	}
 	if s.repaired != nil {
 		s.repaired()
@@ -303,8 +308,19 @@ func (s *system) decommission(_ context.Context, r acts.DecommissionRequest) (ac
 	if r.HostID != "host of "+r.Pod || !slices.Contains(r.Keyspaces, "nvcf_api") {
 		return acts.DecommissionResult{}, finding.Finding{Object: "test", Found: fmt.Sprintf("a decommission of %q", r.HostID)}.Error(finding.Stop)
 	}
-	s.members--
+	if slices.Contains(s.left, r.Pod) {
+		return acts.DecommissionResult{Already: true}, nil
+	}
+	s.left = append(s.left, r.Pod)
 	return acts.DecommissionResult{}, nil
+}
+
+// repairs says whether a log tells that a member has repaired a keyspace.
+func repairs(log []string, keyspace, pod string) bool {
+	return slices.ContainsFunc(log, func(line string) bool {
+		names, ok := strings.CutPrefix(strings.TrimSuffix(line, "] on "+pod), "repair [")
+		return ok && strings.HasSuffix(line, "] on "+pod) && slices.Contains(strings.Fields(names), keyspace)
+	})
 }
 
 func newHarness(t *testing.T, s *system) *workflowtest.Run {
