@@ -14,7 +14,9 @@ import (
 
 	"github.com/gocql/gocql"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -154,19 +156,21 @@ func (w *world) schema(member int) (version gocql.UUID) {
 	return version
 }
 
-// cassandraDiesInARepair kills a member while another one repairs with it. It
-// is chance whether the repair fails, and is tried again, or the server's own
-// messages reach the member that has started anew.
+// cassandraDiesInARepair holds a member until the repair of another one with it
+// has failed, and kills it then. The kubelet starts it again, and the repair is
+// tried again.
 func (w *world) cassandraDiesInARepair() {
 	run := w.Start(cassandraReplicationPlan, []string{"keyspaces=[nvcf_api]", "repair=always"}, "--id", "dies")
 	w.inARepair(run, "cassandra-0", "nvcf_api", "cassandra-2")
-	w.signal("cassandra-2", syscall.SIGKILL) // the kubelet starts it again
+	w.untilRing(run, "the end of the call", func(protocol.Status) bool { return !w.calls("cassandra-0", "repair", "nvcf_api") })
+	w.signal("cassandra-2", syscall.SIGKILL)
 	var out replicated
 	w.finish(run, &out)
 	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
 	require.Empty(w.t, out.Raised)
 	require.Len(w.t, out.Repairs, cassandraMembers)
-	w.t.Logf("the repairs: %+v", out.Repairs)
+	require.Equal(w.t, "cassandra-0", out.Repairs[0].Pod)
+	require.Greater(w.t, out.Repairs[0].Attempts, 1, "a repair that failed is tried again")
 	w.whole()
 }
 
@@ -174,6 +178,7 @@ func (w *world) cassandraDiesInARepair() {
 // administrator's old password, which the plan still names; the third asks the
 // table. A service has been refused meanwhile, too.
 func (w *world) cassandraRefusedOnOne() {
+	w.logsOfAService("echo AuthenticationException: Provided username nvcf_api and/or password are incorrect")
 	for _, member := range []string{"cassandra-0", "cassandra-1"} {
 		w.nodetool(member, "setauthcacheconfig", "--cache-name", "CredentialsCache", "--validity-period", "3600000", "--update-interval", "3600000", "--disable-active-update")
 	}
@@ -181,17 +186,52 @@ func (w *world) cassandraRefusedOnOne() {
 		require.NoError(w.t, w.asAdmin(member, "SELECT release_version FROM system.local", new(string)))
 	}
 	require.NoError(w.t, w.asAdmin(2, "ALTER ROLE cassandra WITH PASSWORD = 'another-not-a-secret'"))
-	run := w.Start(cassandraExpandPlan, []string{oneKeyspace}, "--id", "refused")
+	run := w.Start(cassandraExpandPlan, []string{oneKeyspace, "limits.authentication=5s"}, "--id", "refused")
 	parked := w.ringParks(run, "N143: login of cassandra on cassandra-2")
 	require.Contains(w.t, parked.Helps, "do not upgrade")
+	require.Contains(w.t, parked.Helps, "restore from the backups by the reviewed procedure, and contact NVIDIA support")
 	db, err := w.cql(2, "cassandra", "another-not-a-secret")
 	require.NoError(w.t, err)
 	defer db.Close()
 	require.NoError(w.t, db.Query("ALTER ROLE cassandra WITH PASSWORD = '"+w.password()+"'").Exec())
 	w.Answer(protocol.Retry, run)
+
+	w.ringParks(run, "N146: log of Pod/nvcf/nvcf-api-")
+	w.logsOfAService("echo logged in")
+	w.Answer(protocol.Retry, run)
 	var got expanded
 	w.finish(run, &got)
 	require.Equal(w.t, protocol.OutcomeDone, got.Outcome)
+}
+
+// logsOfAService has Deployment nvcf-api run a line of shell, and its pod stays.
+func (w *world) logsOfAService(line string) {
+	w.t.Helper()
+	const name = "nvcf-api"
+	labels := map[string]string{"app": name}
+	like := w.statefulSet(cassandraSystem).Spec.Template.Spec
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			NodeSelector: like.NodeSelector, Tolerations: like.Tolerations,
+			Containers: []corev1.Container{{Name: name, Image: like.Containers[0].Image, Command: []string{"/bin/sh", "-c", line + "; exec tail -f /dev/null"}}}}},
+	}}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := w.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "nvcf"}}, metav1.CreateOptions{})
+	require.True(w.t, err == nil || apierrors.IsAlreadyExists(err), "%v", err)
+	deployments := w.Kube.AppsV1().Deployments("nvcf")
+	if _, err = deployments.Create(ctx, d, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		_, err = deployments.Update(ctx, d, metav1.UpdateOptions{})
+	}
+	require.NoError(w.t, err)
+	w.eventually("Deployment "+name, func(ctx context.Context) error {
+		now, err := deployments.Get(ctx, name, metav1.GetOptions{})
+		if err == nil && (now.Status.ObservedGeneration < now.Generation || now.Status.UpdatedReplicas != 1 || now.Status.ReadyReplicas != 1) {
+			err = fmt.Errorf("%d pods of the newest kind, %d ready", now.Status.UpdatedReplicas, now.Status.ReadyReplicas)
+		}
+		return err
+	})
 }
 
 // repairsBegun counts the repairs that a member's process has begun as their
@@ -209,12 +249,16 @@ func (w *world) repairsBegun(pod, keyspace string) int {
 func (w *world) inARepair(run, pod, keyspace, held string) {
 	w.t.Helper()
 	begun := w.repairsBegun(pod, keyspace)
-	w.untilRing(run, "the call of a repair", func(protocol.Status) bool {
-		ip := w.address(pod)
-		return ip != "" && len(w.processes("org.apache.cassandra.tools.NodeTool", ip, "repair", keyspace)) > 0
-	})
+	w.untilRing(run, "the call of a repair", func(protocol.Status) bool { return w.calls(pod, "repair", keyspace) })
 	w.signal(held, syscall.SIGSTOP) // nodetool takes its time until it asks the server
 	w.untilRing(run, "the repair", func(protocol.Status) bool { return w.repairsBegun(pod, keyspace) > begun })
+}
+
+// calls says whether nodetool runs in a member's pod with these arguments.
+func (w *world) calls(pod string, args ...string) bool {
+	w.t.Helper()
+	ip := w.address(pod)
+	return ip != "" && len(w.processes(append(args, "org.apache.cassandra.tools.NodeTool", ip)...)) > 0
 }
 
 // signal sends a signal to the server of a member.

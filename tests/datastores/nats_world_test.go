@@ -34,11 +34,17 @@ type service struct {
 // byKey logs in as the services do: with the seed in Secret nats-nkeys.
 func (w *world) byKey() nats.Option {
 	w.t.Helper()
+	pair, err := nkeys.FromSeed([]byte(w.natsSeed()))
+	require.NoError(w.t, err)
+	return nats.Nkey(publicKey(w, pair), pair.Sign)
+}
+
+// natsSeed is the private part of the services' nkey.
+func (w *world) natsSeed() string {
+	w.t.Helper()
 	s, err := w.Kube.CoreV1().Secrets(natsSystem).Get(context.Background(), "nats-nkeys", metav1.GetOptions{})
 	require.NoError(w.t, err)
-	pair, err := nkeys.FromSeed(s.Data["user.key"])
-	require.NoError(w.t, err)
-	return nats.Nkey(string(s.Data["user.pub"]), pair.Sign)
+	return strings.TrimSpace(string(s.Data["user.key"]))
 }
 
 // toPod finds the pod that has the name now, each time a connection is made.
@@ -94,19 +100,27 @@ func (s *service) publish(stream string, n int) {
 // consume takes messages out of a work queue, as its workers do.
 func (s *service) consume(stream string, n int) {
 	s.w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := s.CreateOrUpdateConsumer(ctx, stream, jetstream.ConsumerConfig{Durable: "workers", AckPolicy: jetstream.AckExplicitPolicy})
-	require.NoError(s.w.t, err)
-	batch, err := c.Fetch(n, jetstream.FetchMaxWait(30*time.Second))
-	require.NoError(s.w.t, err)
 	taken := 0
-	for m := range batch.Messages() {
-		require.NoError(s.w.t, m.DoubleAck(ctx))
-		taken++
-	}
-	require.NoError(s.w.t, batch.Error())
-	require.Equal(s.w.t, n, taken, "messages of "+stream)
+	s.w.eventually(fmt.Sprintf("%d messages of %s are worked off", n, stream), func(ctx context.Context) error {
+		c, err := s.CreateOrUpdateConsumer(ctx, stream, jetstream.ConsumerConfig{Durable: "workers", AckPolicy: jetstream.AckExplicitPolicy})
+		if err != nil {
+			return err
+		}
+		batch, err := c.Fetch(n-taken, jetstream.FetchMaxWait(5*time.Second))
+		if err != nil {
+			return err
+		}
+		for m := range batch.Messages() {
+			if err := m.DoubleAck(ctx); err != nil {
+				return err
+			}
+			taken++
+		}
+		if taken < n {
+			return errors.Join(fmt.Errorf("%d of them", taken), batch.Error())
+		}
+		return nil
+	})
 }
 
 // info is a stream as a client sees it.

@@ -140,6 +140,7 @@ func (w *world) openbaoReplaced(out baoReplaced) {
 	require.Equal(w.t, protocol.OutcomeDone, out.Outcome)
 	require.Equal(w.t, w.openbaoWhole(), out.Active)
 	require.Empty(w.t, out.LeftBehind)
+	require.Equal(w.t, []string{"N159"}, out.Acknowledged)
 	for i := range openbaoMembers {
 		require.Contains(w.t, out.Before[openbaoPod(i)], "2.5.5")
 		require.Contains(w.t, out.After[openbaoPod(i)], "2.6.3")

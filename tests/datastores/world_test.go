@@ -6,16 +6,22 @@ package datastores
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
+	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/workflowservice/v1"
+	"go.temporal.io/sdk/client"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -159,26 +165,109 @@ func (w *world) claims(namespace string) map[string]types.UID {
 	return uids
 }
 
-// secretly requires that neither the run's history nor the worker's log holds
-// one of the values. The events are searched as they are on the wire, where
-// payloads stand in plain; the CLI shows them in base64.
+// secretly requires that none of the values stands anywhere that more than the
+// activity which needs it can read: the histories of all runs of the sandbox,
+// the worker's log, the artifacts that are stored in the clear, and what the
+// command line tells of this run, which has ended. A value counts in plain and
+// in base64.
 func (w *world) secretly(run string, values ...string) {
+	w.t.Helper()
+	log, err := os.ReadFile(filepath.Join(w.Home, "worker.log"))
+	require.NoError(w.t, err)
+	said := map[string]string{"the worker's log": string(log)}
+	for _, add := range []map[string]string{w.histories(), w.clearArtifacts(), w.told(run)} {
+		maps.Copy(said, add)
+	}
+	require.NotEmpty(w.t, said["the history of "+run], "the run's own history is searched")
+	for i, v := range values {
+		require.NotEmpty(w.t, v, "value %d of %d", i+1, len(values))
+		for _, form := range forms(v) {
+			for where, text := range said {
+				require.False(w.t, strings.Contains(text, form), "value %d of %d is in %s", i+1, len(values), where)
+			}
+		}
+	}
+}
+
+// histories are the events of every run as they are on the wire, where payloads
+// stand in plain; the CLI shows them in base64.
+func (w *world) histories() map[string]string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	said, err := os.ReadFile(filepath.Join(w.Home, "worker.log"))
+	list, err := w.Temporal.ListWorkflow(ctx, &workflowservice.ListWorkflowExecutionsRequest{Namespace: client.DefaultNamespace, PageSize: 1000})
 	require.NoError(w.t, err)
-	events := w.Temporal.GetWorkflowHistory(ctx, run, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
-	for events.HasNext() {
-		event, err := events.Next()
-		require.NoError(w.t, err)
-		text, err := event.Marshal()
-		require.NoError(w.t, err)
-		said = append(said, text...)
+	require.Empty(w.t, list.NextPageToken, "all runs are on one page")
+	out := map[string]string{}
+	for _, e := range list.Executions {
+		var text strings.Builder
+		events := w.Temporal.GetWorkflowHistory(ctx, e.Execution.WorkflowId, e.Execution.RunId, false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+		for events.HasNext() {
+			event, err := events.Next()
+			require.NoError(w.t, err)
+			wire, err := event.Marshal()
+			require.NoError(w.t, err)
+			text.Write(wire)
+		}
+		out["the history of "+e.Execution.WorkflowId] += text.String()
 	}
-	require.Contains(w.t, string(said), run, "what is searched is the run")
-	for i, v := range values {
-		require.False(w.t, v == "" || strings.Contains(string(said), v), "value %d of %d is in the history of %s or in the worker's log", i+1, len(values), run)
+	return out
+}
+
+// clearArtifacts are the files of the artifact store but the encrypted ones.
+func (w *world) clearArtifacts() map[string]string {
+	w.t.Helper()
+	out := map[string]string{}
+	root := strings.TrimPrefix(w.Vars["REFIT_ARTIFACTS"], "file://")
+	require.NoError(w.t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(path, ".age") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		out["artifact "+path] = string(text)
+		return err
+	}))
+	require.NotEmpty(w.t, out, "evidence and receipts lie in %s", root)
+	return out
+}
+
+// told is what the command line says of a run.
+func (w *world) told(run string) map[string]string {
+	w.t.Helper()
+	out := map[string]string{}
+	for _, verb := range []string{"status", "receipt", "watch"} {
+		for _, format := range []string{"table", "json"} {
+			text, _ := w.Refit(verb, run, "-o", format)
+			require.NotEmpty(w.t, text, "%s -o %s", verb, format)
+			out[fmt.Sprintf("refit %s %s -o %s", verb, run, format)] = text
+		}
+	}
+	return out
+}
+
+// forms are how a value may stand in a text: as it is, and what base64 makes of
+// it behind nothing, one byte or two more.
+func forms(value string) []string {
+	out := []string{value}
+	for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		for before := range 3 {
+			text := e.EncodeToString([]byte(strings.Repeat("x", before) + value))
+			whole := (before + len(value)) / 3 * 4 // what follows the value changes the rest
+			out = append(out, text[[]int{0, 2, 3}[before]:whole])
+		}
+	}
+	return out
+}
+
+func TestASecretIsFoundInEveryForm(t *testing.T) {
+	const value = "fake-secret?>~value"
+	for _, e := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+		for _, before := range []string{"", "a", "ab", "abc"} {
+			for _, after := range []string{"", "y", "yz", "yzz"} {
+				text := e.EncodeToString([]byte(before + value + after))
+				require.True(t, slices.ContainsFunc(forms(value), func(form string) bool { return strings.Contains(text, form) }), "%q %q", before, after)
+			}
+		}
 	}
 }
 
