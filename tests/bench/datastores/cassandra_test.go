@@ -36,19 +36,22 @@ var cassandraMembers = names(3, "cassandra-%d")
 
 // BenchmarkCassandraExpand expands one member to three by the guide's script,
 // by the same script with the seeds that let it get to its end, and by Refit,
-// once each: every one takes a world of its own, and minutes. What clients lose
+// in turn: every one takes a world of its own, and minutes. What clients lose
 // is compared with the guide's order, the time with the script that ends.
 func BenchmarkCassandraExpand(b *testing.B) {
-	costs := map[string]cost{}
-	for _, way := range []struct {
+	times := repetitions(b)
+	costs := map[string][]cost{}
+	stopped := 0
+	ways := []struct {
 		name string
 		work func(c *cassandra) (wall, gates time.Duration)
 	}{
 		{"guide", func(c *cassandra) (wall, gates time.Duration) {
 			_, at, err := c.guide("cassandra.sh")
-			if c.stopped = err != nil; c.stopped {
+			if err != nil {
 				require.ErrorContains(c.b, err, guideStops)
 				logf("the guide's order has not come to its end: %v", err)
+				stopped++
 			}
 			return at.took(), 0
 		}},
@@ -59,26 +62,34 @@ func BenchmarkCassandraExpand(b *testing.B) {
 		}},
 		{"refit", func(c *cassandra) (wall, gates time.Duration) {
 			run, at := c.refit("examples/cassandra-expand.yaml", "expand")
-			return at.took(), cassandraGates(c.b, c.acts(run))
-		}},
-	} {
-		b.Run(way.name, func(b *testing.B) {
-			for b.Loop() {
-				c := &cassandra{world: up(b, "cassandra")}
-				c.password = c.secret(cassandraSystem, "cassandra-admin", "password")
-				costs[way.name] = c.measured(way.work)
-				logf("Cassandra by %s: %+v", way.name, costs[way.name])
-				if c.stopped {
-					sheet{"cassandra-expand", 1}.line("guide-stopped-after", costs[way.name].wall.Seconds(), "s", "", 0)
-				}
+			acts := c.acts(run)
+			for _, a := range acts {
+				logf("%5.1f s at %5.1f s %s", a.took().Seconds(), a.from.Sub(at.from).Seconds(), a.kind)
 			}
-		})
+			return at.took(), cassandraGates(c.b, acts)
+		}},
 	}
-	guide, script, refit := costs["guide"], costs["script"], costs["refit"]
-	if guide.wall == 0 || script.wall == 0 || refit.wall == 0 {
-		return // one was not asked for, or has failed and says so
+	for i := range times {
+		for _, way := range ways {
+			b.Run(fmt.Sprintf("%s-%d", way.name, i+1), func(b *testing.B) {
+				for b.Loop() {
+					c := &cassandra{world: up(b, "cassandra")}
+					c.password = c.secret(cassandraSystem, "cassandra-admin", "password")
+					costs[way.name] = append(costs[way.name], c.measured(way.work))
+					logf("Cassandra by %s, %d of %d: %+v", way.name, i+1, times, costs[way.name][i])
+				}
+			})
+		}
 	}
-	out := sheet{"cassandra-expand", 1}
+	for _, way := range ways {
+		if len(costs[way.name]) < times {
+			return // one was not asked for, or has failed and says so
+		}
+	}
+	guide, script, refit := median(costs["guide"]), median(costs["script"]), median(costs["refit"])
+	out := sheet{"cassandra-expand", times}
+	out.line("guide-stopped", float64(stopped), "times", "", 0)
+	out.line("guide-ended-after", guide.wall.Seconds(), "s", "", 0)
 	out.walls(script, refit)
 	out.refused("writes", guide.writes, refit.writes)
 	out.refused("logins", guide.logins, refit.logins)
@@ -131,8 +142,6 @@ func cassandraGates(b testing.TB, acts []act) (total time.Duration) {
 type cassandra struct {
 	*world
 	password string
-	// stopped: the guide said stop.
-	stopped bool
 
 	logins, writes meter
 	// confirmed are the rows that were written, worst is how many were missing.
