@@ -82,6 +82,7 @@ TEST_ENV := REFIT_BIN=$(BIN) REFIT_TEST_KUBE=$(BIN)/refit-kube REFIT_TEST_TEMPOR
 	REFIT_SANDBOX_CASSANDRA=$(BIN)/cassandra REFIT_TEST_CASSANDRA=$(BIN)/cassandra/lib
 REPORT := $(BIN)/testreport $(if $(CI),-strict -again)
 UNIT := ./activities/... ./workflows/... ./starter/... ./worker/... ./deploy/... ./tools/... ./tests/replay
+DATASTORES := $(foreach d,cassandra nats openbao,./activities/$d ./workflows/$d) ./workflows/datastore
 
 $(BIN)/testreport: FORCE
 	@$(GO) build $(GOFLAGS_BUILD) -o $@ ./tools/testreport
@@ -96,7 +97,9 @@ test-unit: world product try-cassandra $(BIN)/testreport ## packages of both mod
 test-e2e: world product $(BIN)/testreport ## through the binaries and the sandbox
 	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 30m -- ./tests/e2e
 
-test-datastores: world product try-cassandra $(BIN)/testreport ## the runs on datastores, on real servers
+# After the packages' own tests, which in `make test` have been run and are cached.
+test-datastores: world product try-cassandra $(BIN)/testreport ## the datastores' packages, and their runs on real servers
+	$(TEST_ENV) $(REPORT) $(GO) test $(GOFLAGS_BUILD) -- $(DATASTORES)
 	@$(TEST_ENV) $(REPORT) $(E2E) -timeout 60m -- ./tests/datastores
 
 test-long: world product $(CASSANDRA) $(BIN)/testreport ## more kill points, seeds and the rarer hard cases
@@ -141,9 +144,10 @@ test-gpu: ## on a real GPU, read-only; writes docs/gpu-h200.md
 gpu-bundle: ## the agent and its GPU tests in bin/gpu, for a host without network and Go
 	@GO=$(GO) tools/gpu-bundle.sh
 
-generate: ## schemas of the plan files and the coverage table
+generate: ## schemas of the plan files and the coverage tables
 	$(GO) test $(GOFLAGS_BUILD) -count=1 ./starter/planfile/schema -update
 	$(GO) run $(GOFLAGS_BUILD) ./tools/coverage docs/tensorfusion-coverage.yaml
+	$(GO) run $(GOFLAGS_BUILD) ./tools/coverage docs/nvcf-coverage.yaml
 
 coverage-check: ## switch each check off and require that its test notices
 	@tools/coverage-check.sh

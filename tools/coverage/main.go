@@ -1,7 +1,7 @@
 // Command coverage writes the table that says, for each step and check of a
 // procedure, which stage covers it, which Go symbol does it and which test
-// proves it. It fails when a symbol or a test of that name does not exist, or
-// when a row of the registry of checks is not in the table.
+// proves it. It fails when a symbol or a test of that name does not exist, or,
+// for a table with a registry of checks, when one of these has no row.
 //
 //	go run ./tools/coverage [-check | -rows] docs/tensorfusion-coverage.yaml
 package main
@@ -23,13 +23,14 @@ type table struct {
 	Title string `json:"title"`
 	Intro string `json:"intro"`
 	// Registry is package/folder.Variable: a list of checks whose first field
-	// is the row's id.
+	// is the row's id. Without it only names are proven.
 	Registry string `json:"registry,omitempty"`
 	Rows     []row  `json:"rows"`
 }
 
 // row is one step or check. Symbol is package/folder.Name or
-// package/folder.Type.Method, Test package/folder.TestName.
+// package/folder.Type.Method, Test package/folder.TestName, or a method that is
+// a step of one.
 type row struct {
 	ID     string   `json:"id"`
 	What   string   `json:"what"`

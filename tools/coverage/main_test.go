@@ -48,6 +48,8 @@ func TestATableIsProvenByTheSource(t *testing.T) {
 		{"a row has no test and says why", func(x *table) { x.Rows[1].Tests, x.Rows[1].Open = nil, "an act of a person" }, ""},
 		{"a row stands twice", func(x *table) { x.Rows[1].ID = "T01" }, "T01: stands twice"},
 		{"a check has no row", func(x *table) { x.Rows = x.Rows[:1] }, "T02: is a check of checks.All and has no row"},
+		{"no registry says which rows there must be", func(x *table) { x.Registry, x.Rows = "", x.Rows[:1] }, ""},
+		{"a name is missing where there is no registry", func(x *table) { x.Registry, x.Rows[0].Symbol = "", "checks.gone" }, "T01: checks.gone does not exist"},
 		{"the registry is not there", func(x *table) { x.Registry = "checks.None" }, "no list of checks"},
 		{"a name without a package", func(x *table) { x.Rows[0].Symbol = "line" }, "want folder/package.Name"},
 	} {
