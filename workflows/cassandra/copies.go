@@ -316,7 +316,7 @@ func (r *replication) stages() []stage.Stage {
 		return out
 	}
 	return append(out,
-		stage.Stage{Name: "keyspaces", Purpose: "raise each keyspace to three copies and repair it on every member, one after the other", Mutates: true, Do: r.bring},
+		stage.Stage{Name: "keyspaces", Purpose: "raise the keyspaces to three copies and repair them, one member after the other", Mutates: true, Do: r.bring},
 		stage.Stage{Name: "verify", Purpose: "see that every keyspace has three copies", Do: r.prove})
 }
 
