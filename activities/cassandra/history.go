@@ -46,7 +46,7 @@ func (w *repairing) history(ctx context.Context) (trace, error) {
 		}
 		return "", past{}
 	}
-	over, err := kube.Poll(ctx, patience(w.r.Limit), w.a.pace(), func(ctx context.Context) (bool, error) {
+	over, err := kube.Poll(ctx, together(len(w.left), w.r.Limit), w.a.pace(), func(ctx context.Context) (bool, error) {
 		seen, last = w.look(ctx, w.r, w.left, w.since)
 		if last != nil {
 			w.record.Say(last.Error())

@@ -51,6 +51,12 @@ func (k Keyspace) Raised(center string, factor int) bool {
 	return k.Class == "NetworkTopologyStrategy" && len(k.Factors) == 1 && k.Factors[0].DataCenter == center && k.Copies() >= factor
 }
 
+// Raisable says whether the statement that raises it may be sent, for the data
+// centre: it is no member's own, has a plain name and no copies elsewhere.
+func (k Keyspace) Raisable(center string) bool {
+	return !k.local() && ValidKeyspace(k.Name) && !k.elsewhere(center)
+}
+
 // Copies is how many there are in the only data centre, by whatever strategy;
 // 0 when there are several.
 func (k Keyspace) Copies() int {

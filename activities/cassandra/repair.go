@@ -52,6 +52,12 @@ func RepairLimit(keyspaces int, limit time.Duration) time.Duration {
 // nodetool that is given up ends, the repair does not.
 func patience(limit time.Duration) time.Duration { return 2 * limit }
 
+// together is the patience with one call that repairs so many keyspaces, one
+// after the other.
+func together(keyspaces int, limit time.Duration) time.Duration {
+	return time.Duration(max(1, keyspaces)) * patience(limit)
+}
+
 // RepairResult says how each keyspace came to be repaired.
 type RepairResult struct {
 	Repairs  []Repair       `json:"repairs,omitempty"`
@@ -117,6 +123,8 @@ type repairing struct {
 	// attempts counts the calls by keyspace.
 	attempts map[string]int
 	done     []Repair
+	// unheard: nobody knows how the last call has ended.
+	unheard bool
 }
 
 // repair brings the keyspaces to be repaired by the member, by as many calls as
@@ -172,7 +180,8 @@ func calledBefore(ctx context.Context) bool {
 }
 
 // round repairs what is left: by one call where no other keyspace would be
-// repaired with it, and else by one each. again is what another round may mend.
+// repaired with it, and else by one each. again is what another round may mend:
+// after a call whose end nobody heard the history is asked before the next.
 func (w *repairing) round(ctx context.Context, before trace) (again, err error) {
 	calls := make([][]string, 0, len(w.left))
 	for _, keyspace := range w.left {
@@ -191,6 +200,9 @@ func (w *repairing) round(ctx context.Context, before trace) (again, err error) 
 		}
 		if failure != nil {
 			again = failure
+		}
+		if w.unheard {
+			return again, nil
 		}
 	}
 	return again, nil
@@ -218,6 +230,7 @@ func (w *repairing) call(ctx context.Context, before trace, keyspaces []string) 
 	for _, keyspace := range keyspaces {
 		w.attempts[keyspace]++
 	}
+	w.unheard = false
 	limit := w.r.Limit * time.Duration(len(keyspaces))
 	begun := time.Now()
 	exit, err := w.nodetool(ctx, w.r.Pod, limit, args...)
@@ -226,7 +239,8 @@ func (w *repairing) call(ctx context.Context, before trace, keyspaces []string) 
 		return nil, context.Cause(ctx)
 	case err != nil && before.now.IsZero() && time.Since(begun) >= limit:
 		return nil, w.stays(what, "nodetool was given up after "+limit.String()+", and without a login nobody can look for its end")
-	case err != nil: // its end is not known: look it up
+	case err != nil:
+		w.unheard = true
 		return err, nil
 	case exit.Code != 0:
 		f := failed(w.r.Pod, exit, args...)
@@ -271,6 +285,7 @@ func (w *repairing) proof(ctx context.Context, before trace, keyspaces []string,
 		case ended(output, keyspace):
 			w.add(Repair{Keyspace: keyspace, By: "nodetool", Output: lastLine(output)})
 		default:
+			w.unheard = true
 			again = finding.Finding{Row: "N187", Object: "repair of " + keyspace + " on " + w.r.Pod, Expected: "nodetool's word that it has ended", Found: "exit code 0 and " + fmt.Sprintf("%q", lastLine(output)),
 				Why: "the connection to nodetool may have broken", Next: "look at the member's log, then retry"}.Error(finding.Stop)
 		}

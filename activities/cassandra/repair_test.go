@@ -142,6 +142,27 @@ func TestOneCallThatFailsInTheMiddleIsNotRepeatedForWhatItHasRepaired(t *testing
 	require.Equal(t, []string{"nvcf_api by history after 1", "sis_api by nodetool after 2"}, how)
 }
 
+func TestAfterACallWhoseEndNobodyHeardTheHistoryIsAskedBeforeTheNext(t *testing.T) {
+	s := newScripted(t, 1)
+	s.answer = func(_, command string) (kube.Exit, error) {
+		if command == "repair --full nvcf_api" {
+			return kube.Exit{}, errors.New("the stream broke")
+		}
+		return kube.Exit{Stdout: said("sis_api")}, nil
+	}
+	both := looked{trace: trace{now: member, of: map[string]past{"nvcf_api": done.of["nvcf_api"], "sis_api": {state: repairDone}}}}
+	looks := []looked{nothing, running, done, both}
+	_, since, err := s.repairsOf(RepairRequest{Keyspaces: []string{"nvcf_api", "sis_api"}, Limit: time.Minute}, looks...)
+	require.NoError(t, err)
+	require.Equal(t, []string{"cassandra-0 repair --full nvcf_api", "cassandra-0 repair --full sis_api"}, s.ran)
+	require.Len(t, since, 4, "while the first one runs, no other is begun")
+
+	s.ran = nil
+	_, _, err = s.repairsOf(RepairRequest{Keyspaces: []string{"nvcf_api", "sis_api"}, Limit: limit}, nothing, running)
+	require.ErrorContains(t, err, "repair 8a8c00a0 still runs")
+	require.Equal(t, []string{"cassandra-0 repair --full nvcf_api"}, s.ran)
+}
+
 func TestAnEndWithoutNodetoolsWordIsNoneWhereNobodyCanReadTheHistory(t *testing.T) {
 	s := newScripted(t, 1)
 	cut := "[2026-01-01 12:00:00,000] Starting repair command #1 (8a8c00a0-ecdb-11f1-a0c9-3d1e53d22c60), repairing keyspace nvcf_api with repair options (parallelism: parallel)\n"
@@ -256,5 +277,7 @@ func TestARepairIsDoneWhenTheHistorySaysSoWhereItCanBeRead(t *testing.T) {
 }
 
 func TestTheActivityHasTimeForWhatItMayWaitFor(t *testing.T) {
+	require.Equal(t, 7*patience(time.Hour), together(7, time.Hour), "each keyspace of one call may take its own time")
+	require.GreaterOrEqual(t, RepairLimit(7, time.Hour), tries*(7*time.Hour+together(7, time.Hour)))
 	require.GreaterOrEqual(t, RepairLimit(2, time.Hour), 2*tries*(time.Hour+patience(time.Hour)))
 }

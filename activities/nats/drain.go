@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/refit-run/refit/activities/evidence"
+	"github.com/refit-run/refit/activities/finding"
 )
 
 // DrainRequest waits until the memory streams with one copy are empty.
@@ -55,7 +56,7 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 		d.OK = d.OK && len(lost) == 0
 		out.Drained, out.Held = d, held
 		out.Findings = evidence.Shown(d.Findings)
-		if now := names(held); !slices.Equal(now, known) {
+		if now := names(held); keeps(lost, now, known) {
 			kept, err := json.Marshal(held)
 			if err != nil {
 				return verdict{}, err
@@ -86,6 +87,12 @@ func remembered(held []Record, kept string) ([]Record, error) {
 		return nil, fmt.Errorf("what the try before has seen: %w", err)
 	}
 	return now, nil
+}
+
+// keeps says whether the next try must hear of what is held: of a change, but
+// for a loss, which is to be found again until its verdict was heard.
+func keeps(lost []finding.Finding, now, known []string) bool {
+	return len(lost) == 0 && !slices.Equal(now, known)
 }
 
 func names(held []Record) []string {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
+	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
 )
 
@@ -46,4 +47,11 @@ func TestAListOfPodsThatFailsIsATroubleOfThatLookAlone(t *testing.T) {
 	refuse = apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no such right"))
 	_, err = l.look(t.Context())
 	require.ErrorContains(t, err, "no such right", "that needs a person at once")
+}
+
+func TestALossIsFoundAgainUntilItsVerdictWasHeard(t *testing.T) {
+	lost := []finding.Finding{{Row: "N124"}}
+	require.True(t, keeps(nil, []string{"A/orders"}, nil))
+	require.False(t, keeps(nil, []string{"A/orders"}, []string{"A/orders"}))
+	require.False(t, keeps(lost, nil, []string{"A/orders"}), "kept, it would be drained for the next try")
 }

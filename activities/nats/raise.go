@@ -209,7 +209,11 @@ func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult
 		return out, err
 	}
 	defer l.close()
-	out.Before = r.Stream
+	kept, err := remembered([]Record{r.Stream}, l.record.Kept())
+	if err != nil {
+		return out, err
+	}
+	out.Before = kept[0]
 	err = l.until(ctx, r.Limit, raisePace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		s, known := v.find(r.Stream)
@@ -220,6 +224,13 @@ func (a *Activities) Raise(ctx context.Context, r RaiseRequest) (out RaiseResult
 		}
 		waiting, lost := raised(v, []Record{out.Before})
 		if single && len(v.Troubles) == 0 && len(lost) == 0 {
+			before, err := json.Marshal([]Record{out.Before})
+			if err != nil {
+				return verdict{}, err
+			}
+			if err := l.record.Keep(string(before)); err != nil { // the next try judges by it
+				return verdict{}, err
+			}
 			if err := l.raise(ctx, r.Logins, s, answers); err != nil {
 				return verdict{}, err
 			}

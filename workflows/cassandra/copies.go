@@ -107,8 +107,8 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 		if len(names) == 0 {
 			continue
 		}
-		what := fmt.Sprintf("%d copies of %s", factor, list(names))
-		err := s.Section(ctx, what, time.Duration(len(names))*perStep, func(ctx workflow.Context) error { return c.step(ctx, s, names, factor) })
+		s.Note("step to %d copies: %s", factor, list(names))
+		err := s.Section(ctx, fmt.Sprintf("step to %d copies", factor), time.Duration(len(names))*perStep, func(ctx workflow.Context) error { return c.step(ctx, s, names, factor) })
 		if err != nil {
 			return err
 		}

@@ -74,6 +74,7 @@ func Expand(ctx workflow.Context, in ExpandInput) (ExpandResult, error) {
 	if err != nil {
 		return ExpandResult{}, err
 	}
+	shared.PlanOnly = in.PlanOnly
 	if in.Mode == acts.ModeNone {
 		return ExpandResult{Receipt: skipped(shared.Run, "N131: the mode is none: a single member stays")}, nil
 	}

@@ -35,8 +35,13 @@ func (e *expand) leftUndone() []string {
 		return left
 	}
 	for _, name := range e.every() {
-		if slices.Contains(e.complete, name) || slices.Contains(e.plan.Absent, name) ||
-			slices.ContainsFunc(e.owed, func(d debt) bool { return d.keyspace == name }) {
+		at := slices.IndexFunc(e.ring.Keyspaces, func(k acts.Keyspace) bool { return k.Name == name })
+		switch {
+		case slices.Contains(e.complete, name), slices.ContainsFunc(e.owed, func(d debt) bool { return d.keyspace == name }):
+			continue
+		case at < 0 && len(e.ring.Keyspaces) > 0: // not installed
+			continue
+		case at >= 0 && !e.whole() && e.ring.Keyspaces[at].Raised(e.ring.DataCenter, acts.TargetMembers):
 			continue
 		}
 		what := fmt.Sprintf("has fewer than %d copies over %d members: losing one can make its rows unavailable", acts.TargetMembers, acts.TargetMembers)
@@ -57,7 +62,7 @@ func (e *expand) every() []string {
 		return out
 	}
 	for _, k := range e.ring.Keyspaces {
-		if len(k.Factors) > 0 && acts.ValidKeyspace(k.Name) && !slices.Contains(out, k.Name) {
+		if k.Raisable(e.ring.DataCenter) && !slices.Contains(out, k.Name) {
 			out = append(out, k.Name)
 		}
 	}

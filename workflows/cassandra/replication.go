@@ -19,6 +19,7 @@ func Replication(ctx workflow.Context, in ReplicationInput) (ReplicationResult, 
 	if err != nil {
 		return ReplicationResult{}, err
 	}
+	shared.PlanOnly = in.PlanOnly
 	if in.Mode == acts.ModeNone {
 		return ReplicationResult{Receipt: skipped(shared.Run, "N182: the mode is none: nothing is raised")}, nil
 	}

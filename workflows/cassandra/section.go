@@ -82,6 +82,11 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	e.names = e.every()[1:] // system_auth has its copies
+	for _, k := range e.ring.Keyspaces {
+		if len(k.Factors) > 0 && !k.Raisable(e.ring.DataCenter) && !slices.Contains(e.names, k.Name) {
+			e.Warn(fmt.Sprintf("keyspace %s is neither raised nor repaired: rows that a new member took over can be missing until somebody raises it by hand and repairs it", k))
+		}
+	}
 	return e.bring(ctx, s)
 }
 

@@ -219,3 +219,30 @@ func TestEveryKeyspaceIsBroughtWhereASeedMayHaveTakenItsRowsOver(t *testing.T) {
 		require.Empty(t, out.Outside, strategy)
 	}
 }
+
+func TestAKeyspaceThatNoStatementMayRaiseDoesNotHoldTheOthersUp(t *testing.T) {
+	copies := func(name string, factors ...acts.Factor) acts.Keyspace {
+		return acts.Keyspace{Name: name, Class: "NetworkTopologyStrategy", Factors: factors}
+	}
+	here := acts.Factor{DataCenter: "ncp", Factor: "1"}
+	e := &expand{in: ExpandInput{Strategy: Guide}, copies: copiesOf("nvcf_api", copies("restored", acts.Factor{DataCenter: "old", Factor: "1"}, here), copies("Quoted", here),
+		acts.Keyspace{Name: "system", Class: "LocalStrategy"}, copies("schema_migrations", here), copies("nvcf_api", here))}
+	require.Equal(t, []string{"system_auth", "nvcf_api", "schema_migrations"}, e.every())
+}
+
+func TestWhatIsThereAndWhatIsNotInstalledIsNotCalledLeft(t *testing.T) {
+	copies := func(name, factor string) acts.Keyspace {
+		return acts.Keyspace{Name: name, Class: "NetworkTopologyStrategy", Factors: []acts.Factor{{DataCenter: "ncp", Factor: factor}}}
+	}
+	e := &expand{in: ExpandInput{Strategy: Bootstrap}, scaled: true, copies: copiesOf("nvcf_api", copies("system_auth", "3"), copies("nvcf_api", "3"), copies("sis_api", "1"))}
+	e.names = []string{"nvcf_api", "sis_api", "event_ledger"}
+	left := e.leftUndone()
+	require.Len(t, left, 1)
+	require.Contains(t, left[0], "keyspace sis_api has fewer than 3 copies")
+}
+
+// copiesOf are the copies of a run that has seen these keyspaces, one named by
+// the plan.
+func copiesOf(name string, live ...acts.Keyspace) copies {
+	return copies{names: []string{name}, run: &run{ring: acts.Ring{DataCenter: "ncp", Keyspaces: live}}}
+}

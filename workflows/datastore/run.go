@@ -23,10 +23,12 @@ type Run struct {
 	*stage.Run
 	// Site is complete, and names the cluster by its UID and the Lease's holder
 	// once a run that was started alone has taken the Lease.
-	Site   Site
-	look   time.Duration
-	holder string
-	locked error
+	Site Site
+	// PlanOnly: the run changes nothing, so that its receipt is its result alone.
+	PlanOnly bool
+	look     time.Duration
+	holder   string
+	locked   error
 }
 
 // Options of a run.
@@ -85,7 +87,7 @@ func (r *Run) Close(outcome protocol.Outcome, complete ...func(*protocol.Receipt
 		}
 		return receipt
 	}
-	if r.holder != "" && outcome != protocol.OutcomePlanned { // a plan leaves nothing in the cluster
+	if r.holder != "" && !r.PlanOnly {
 		r.store(completed(r.Receipt(outcome)))
 	}
 	r.giveBack()

@@ -27,6 +27,7 @@ func check(ctx workflow.Context, in input) (protocol.Receipt, error) {
 	if err != nil {
 		return protocol.Receipt{}, err
 	}
+	r.PlanOnly = in.PlanOnly
 	outcome, err := r.Through(stage.Stage{Name: "check", Purpose: "look", Do: func(ctx workflow.Context, s *stage.Scope) error {
 		return s.Gate(ctx, stage.Gate{Found: "a datastore"})
 	}})
@@ -114,11 +115,13 @@ func TestAReceiptThatCanNotBeStoredKeepsNoRunFromItsEnd(t *testing.T) {
 func TestAPlanLeavesNoReceiptInTheCluster(t *testing.T) {
 	in := alone()
 	in.PlanOnly = true
-	var w world
-	out := w.run(t, in, protocol.Approve)
-	require.Equal(t, protocol.OutcomePlanned, out.Outcome)
-	require.Equal(t, []string{"lock", "unlock"}, w.log)
-	require.NotEmpty(t, out.PlanDigest)
+	for answer, outcome := range map[string]protocol.Outcome{protocol.Approve: protocol.OutcomePlanned, protocol.Abort: protocol.OutcomeAborted} {
+		var w world
+		out := w.run(t, in, answer)
+		require.Equal(t, outcome, out.Outcome)
+		require.Equal(t, []string{"lock", "unlock"}, w.log)
+		require.NotEmpty(t, out.PlanDigest)
+	}
 }
 
 func TestTheReceiptOfAChildIsItsParents(t *testing.T) {

@@ -42,6 +42,7 @@ func Replicas(ctx workflow.Context, in ReplicasInput) (ReplicasResult, error) {
 		return ReplicasResult{}, err
 	}
 	r := &raise{run: shared, in: in, limit: datastore.Or(in.Limit, defaultSettle)}
+	r.PlanOnly = in.PlanOnly
 	stages := []stage.Stage{{Name: "list", Purpose: "find the streams with fewer than three replicas and prove that each can be raised", Do: r.look}}
 	if !in.PlanOnly {
 		stages = append(stages,
@@ -117,6 +118,9 @@ func (r *raise) anew(ctx workflow.Context, s *stage.Scope) error {
 	}
 	r.streams = slices.DeleteFunc(slices.Clone(r.streams), gone)
 	r.left = slices.DeleteFunc(slices.Clone(r.left), gone)
+	if !slices.ContainsFunc(r.left, func(b acts.Record) bool { return b.String() == r.unsure }) {
+		r.unsure = ""
+	}
 	for _, b := range slices.Clone(r.left) {
 		i := slices.IndexFunc(got.Raise, func(n acts.Record) bool { return same(n, b) })
 		if i < 0 {

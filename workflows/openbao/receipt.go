@@ -25,7 +25,7 @@ func (r *replacing) complete(receipt *protocol.Receipt) {
 	}
 	receipt.Acknowledged = r.in.Acknowledge
 	if old, fresh := r.last.Stale, r.last.Fresh; receipt.Outcome == protocol.OutcomeAborted && r.done > 0 && len(old) > 0 && len(fresh) > 0 {
-		receipt.LeftBehind = append(receipt.LeftBehind, fmt.Sprintf("a cluster of two templates, which works: %s of the present one, %s of an older one; start again to finish",
+		receipt.LeftBehind = append(receipt.LeftBehind, fmt.Sprintf("a cluster of two templates: %s of the present one, %s of an older one; start again to finish",
 			strings.Join(fresh, ", "), strings.Join(old, ", ")))
 	}
 }

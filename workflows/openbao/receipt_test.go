@@ -24,7 +24,7 @@ func TestAnAbortBetweenTwoMembersSaysWhichRunWhat(t *testing.T) {
 	require.Equal(t, "2.6.2 (nvcf-openbao:2.6.2-nv-1.3.4)", out.Before["openbao-server-1"])
 	require.Equal(t, "2.6.3 (nvcf-openbao:2.6.3-nv-1.3.7)", out.After["openbao-server-1"])
 	require.Equal(t, "2.6.2 (nvcf-openbao:2.6.2-nv-1.3.4)", out.After["openbao-server-0"])
-	require.Equal(t, []string{"a cluster of two templates, which works: openbao-server-1 of the present one, openbao-server-0, openbao-server-2 of an older one; start again to finish"}, out.LeftBehind)
+	require.Equal(t, []string{"a cluster of two templates: openbao-server-1 of the present one, openbao-server-0, openbao-server-2 of an older one; start again to finish"}, out.LeftBehind)
 }
 
 func TestAnAbortAfterTheStepDownNamesTheNewLeader(t *testing.T) {

@@ -71,6 +71,7 @@ func Replace(ctx workflow.Context, in ReplaceInput) (ReplaceResult, error) {
 		return ReplaceResult{}, err
 	}
 	r := &replacing{run: shared, in: in, want: acts.Want{Image: in.Image, Version: in.Version, Members: in.Members}}
+	r.PlanOnly = in.PlanOnly
 	stages := []stage.Stage{{Name: "survey", Purpose: "refuse what this procedure does not cover, wait for the cluster to be whole, find the stale members", Do: r.begin}}
 	if !in.PlanOnly {
 		stages = append(stages,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"sort"
@@ -37,14 +38,21 @@ func (c *container) noteTimes(ctx context.Context) {
 }
 
 func noteGrowth(ctx context.Context, log string) error {
-	times, err := os.OpenFile(timesFile(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	times, err := os.OpenFile(timesFile(log), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
 	defer times.Close()
+	end, err := times.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	if _, err := times.Seek(end-end%noteSize, io.SeekStart); err != nil { // over a note that a crash has cut
+		return err
+	}
 	tick := time.NewTicker(noteEvery)
 	defer tick.Stop()
-	for length := int64(-1); ; {
+	for length, over := int64(-1), false; ; {
 		is, err := os.Stat(log)
 		if err != nil {
 			return err
@@ -57,10 +65,13 @@ func noteGrowth(ctx context.Context, log string) error {
 				return err
 			}
 		}
+		if over {
+			return nil
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil
+			over = true // its last lines age, too
 		}
 	}
 }

@@ -106,6 +106,9 @@ func (c *container) died() {
 	}}
 	if c.pod.object.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		c.state, c.finished = over, true
+		if err := c.sweep(); err != nil { // what starts again does it then
+			c.pod.log.Error("a container left processes behind", "container", c.name, "error", err)
+		}
 		return
 	}
 	c.last = over
