@@ -154,7 +154,7 @@ keep gpu-node
 # The runs on datastores are recorded by their tests, which bring a sandbox each
 # and are the datastore's clients, too.
 leave
-TMPDIR=$home REFIT_TEST_RECORD=$out REFIT_BIN=$PWD/bin CGO_ENABLED=0 "${GO:-go}" test -trimpath -count=1 -timeout 40m -run '^(TestNATS|TestOpenBao|TestCassandra|TestCassandraGuideLocksOutAndIsRecovered)$' ./tests/datastores
+TMPDIR=$home REFIT_TEST_RECORD=$out REFIT_BIN=$PWD/bin CGO_ENABLED=0 "${GO:-go}" test -trimpath -count=1 -timeout 40m -run '^(TestNATS|TestOpenBao|TestCassandra|TestCassandraGuideLocksOutAndIsRecovered|TestCassandraQuorumFirst)$' ./tests/datastores
 
 # All or nothing: the recordings are of one build.
 rm -rf "$testdata"
