@@ -131,9 +131,9 @@ func call(ctx context.Context, conn *nats.Conn, subject string, request, into an
 		return f.Error(finding.Stop)
 	}
 	const without = "the login leads into an account without JetStream: correct logins in the plan"
-	if errors.Is(err, nats.ErrNoResponders) {
-		f.Found, f.Next = "nobody answers for this account", without
-		return f.Error(finding.Stop)
+	if errors.Is(err, nats.ErrNoResponders) { // so it is for a while after a server's start, too
+		f.Found, f.Next = "nobody answers for this account", "see that JetStream runs on the servers, then retry; or "+without
+		return f.Error(finding.Retry)
 	}
 	if err != nil {
 		f.Found, f.Next = err.Error(), "see that the servers have a leader of their cluster and are not short of CPU, then retry"
