@@ -38,7 +38,7 @@ func Changes(before *protocol.Status, now protocol.Status, o Options) []string {
 		}
 	}
 	if now.Progress != before.Progress && now.Progress.Total > 0 {
-		line := Counts(now.Progress)
+		line := Counts(now.Kind, now.Progress)
 		if now.ETA != nil {
 			line += ", done about " + o.clock(*now.ETA)
 		}

@@ -38,7 +38,7 @@ func Receipt(r protocol.Receipt, o Options) string {
 	if r.PlanDigest != "" {
 		line("plan", "sha256:%s", strings.TrimPrefix(r.PlanDigest, "sha256:"))
 	}
-	if counts := Counts(r.Progress); counts != "" {
+	if counts := Counts(r.Kind, r.Progress); counts != "" {
 		line("progress", "%s", counts)
 	}
 	for _, answer := range answers(r.Stages, o) {
@@ -80,7 +80,7 @@ func Receipt(r protocol.Receipt, o Options) string {
 func Closed(r protocol.Receipt, o Options) string {
 	words := outcomeWords[r.Outcome]
 	line := fmt.Sprintf("%s  %s after %s", o.paint(bold, r.WorkflowID), o.paint(words.colour, words.words), span(r.Ended.Sub(r.Started)))
-	if counts := Counts(r.Progress); counts != "" {
+	if counts := Counts(r.Kind, r.Progress); counts != "" {
 		line += ", " + counts
 	}
 	return line + "; receipt: refit receipt " + r.WorkflowID + "\n"

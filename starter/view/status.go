@@ -24,7 +24,7 @@ func Status(id string, s protocol.Status, o Options) string {
 	}
 	b.WriteString(o.grid(table.Row{"STAGE", "STATE", "TIME", "NOTE"}, rows))
 	if s.Progress.Total > 0 {
-		fmt.Fprintf(&b, "\n%s %s", o.Bar(s.Progress, barWidth), Counts(s.Progress))
+		fmt.Fprintf(&b, "\n%s %s", o.Bar(s.Progress, barWidth), Counts(s.Kind, s.Progress))
 		if s.ETA != nil {
 			fmt.Fprintf(&b, ", done about %s (in %s)", o.clock(*s.ETA), span(s.ETA.Sub(o.Now)))
 		}

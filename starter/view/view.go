@@ -185,12 +185,22 @@ func (o Options) Bar(p protocol.Progress, width int) string {
 		o.paint(faint, strings.Repeat("░", rest))
 }
 
-// Counts is progress in words.
-func Counts(p protocol.Progress) string {
+// units are what runs count that count no hosts.
+var units = map[string]string{
+	protocol.NATSReplicas: "streams", protocol.OpenBaoReplace: "steps",
+	protocol.CassandraExpand: "steps", protocol.CassandraReplication: "steps",
+}
+
+// Counts is progress of a kind of run in words.
+func Counts(kind string, p protocol.Progress) string {
 	if p.Total <= 0 {
 		return ""
 	}
-	s := fmt.Sprintf("%d of %d hosts (%d %%)", p.Done, p.Total, p.Done*100/p.Total)
+	unit := units[kind]
+	if unit == "" {
+		unit = "hosts"
+	}
+	s := fmt.Sprintf("%d of %d %s (%d %%)", p.Done, p.Total, unit, p.Done*100/p.Total)
 	if p.Failed > 0 {
 		s += fmt.Sprintf(", %d failed", p.Failed)
 	}

@@ -136,6 +136,14 @@ func TestAClosedRunIsOneLine(t *testing.T) {
 	require.Equal(t, "TensorFusionUpgrade.prod.tf  done after 1h30m, 8 of 8 hosts (100 %); receipt: refit receipt TensorFusionUpgrade.prod.tf\n", view.Closed(r, view.Options{Now: now}))
 }
 
+func TestEachKindCountsItsOwnUnits(t *testing.T) {
+	half := protocol.Progress{Done: 1, Total: 2}
+	for kind, want := range map[string]string{protocol.OpenBaoReplace: "1 of 2 steps (50 %)", protocol.NATSReplicas: "1 of 2 streams (50 %)",
+		protocol.CassandraExpand: "1 of 2 steps (50 %)", protocol.TensorFusionUpgrade: "1 of 2 hosts (50 %)"} {
+		require.Equal(t, want, view.Counts(kind, half))
+	}
+}
+
 func TestPlan(t *testing.T) {
 	golden(t, "plan", view.Plan(protocol.Plan{
 		Digest: "abc", From: map[string]string{"chart": "1.2.0"}, To: map[string]string{"chart": "1.3.0"},

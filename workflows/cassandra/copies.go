@@ -102,7 +102,8 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 			}
 		}
 	}
-	for _, factor := range steps {
+	for i, factor := range steps {
+		s.Progress(i, len(steps), 0)
 		names := c.needing(todo, factor, c.atOnce)
 		if len(names) == 0 {
 			continue
@@ -113,6 +114,7 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 			return err
 		}
 	}
+	s.Progress(len(steps), len(steps), 0)
 	repaired := map[string]bool{}
 	for _, r := range c.repairs {
 		repaired[r.Keyspace] = true

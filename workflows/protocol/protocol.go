@@ -171,7 +171,7 @@ const (
 	WaitQueue    = "queue"
 )
 
-// Progress counts the units of the long part of a run (hosts).
+// Progress counts the units of the long part of a run: hosts, streams or steps.
 type Progress struct {
 	Done   int `json:"done"`
 	Total  int `json:"total"`
