@@ -81,16 +81,29 @@ func (s sheet) walls(script, refit cost) {
 }
 
 // refused prints how long something was refused and requires no more of Refit
-// than of the script.
-func (s sheet) refused(what string, script, refit time.Duration) {
+// than of the script. turn is how often the client tries: no time of a refusal
+// is known more exactly.
+func (s sheet) refused(what string, turn, script, refit time.Duration) {
 	s.line("script-refused-"+what, rounded(script), "s", "", 0)
-	s.line("refit-refused-"+what, rounded(refit), "s", "<=", rounded(script))
+	s.line("refit-refused-"+what, rounded(refit), "s", "<=", rounded(script+turn))
 }
 
 // rows does the same for what could not be read.
 func (s sheet) rows(what string, script, refit int) {
 	s.line("script-rows-missing-"+what, float64(script), "rows", "", 0)
 	s.line("refit-rows-missing-"+what, float64(refit), "rows", "<=", float64(script))
+}
+
+// unguided is how long a run took for what the guide has nowhere: it asks whose
+// cluster this is, keeps others away from it, and leaves a receipt.
+func unguided(acts []act) (total time.Duration) {
+	for _, a := range acts {
+		switch a.kind {
+		case "kube.Identify", "lease.Acquire", "lease.Release", "tensorfusion.WriteReceipt":
+			total += a.took()
+		}
+	}
+	return total
 }
 
 // rounded is a time as its line shows it: what looks equal is equal.
@@ -182,11 +195,14 @@ func TestOnlyWhatTheGuideLacksIsAGateOfCassandra(t *testing.T) {
 		at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		return act{span: span{at, at.Add(took)}, kind: "cassandra." + kind, input: json.RawMessage(input)}
 	}
+	receipt := one("", "{}", 64)
+	receipt.kind = "tensorfusion.WriteReceipt"
 	got := cassandraGates(t, []act{
+		receipt,
 		one("Ring", "{}", 1), one("Logins", "{}", 2), one("Raise", `{"planOnly":true,"factor":3}`, 4),
 		one("Scale", "{}", 1000), one("Ring", "{}", 1000), one("Ring", "{}", 8),
 		one("Raise", `{"factor":2}`, 16), one("Repair", `{"copies":2}`, 32), one("Raise", `{"factor":3}`, 1000), one("Repair", `{"copies":3}`, 1000),
 		one("Logins", "{}", 1000), one("AuthErrors", "{}", 1000),
 	})
-	assert.Equal(t, time.Duration(1+2+4+8+16+32), got)
+	assert.Equal(t, time.Duration(1+2+4+8+16+32+64), got)
 }

@@ -28,6 +28,8 @@ const (
 	// natsConfirmed is when a message without a reply counts as refused: an
 	// idle server replies in a few milliseconds.
 	natsConfirmed = 250 * time.Millisecond
+	// natsTurn is how often the client sends one.
+	natsTurn = 50 * time.Millisecond
 	// natsPatience is for what the servers do by themselves.
 	natsPatience = 3 * time.Minute
 )
@@ -56,17 +58,17 @@ func BenchmarkNATS(b *testing.B) {
 				return at.took(), 0
 			}))
 			refit = append(refit, n.measured(func(raised *sightings) (wall, gates time.Duration) {
-				_, drained := n.refit("examples/nats-drain.yaml", fmt.Sprintf("drain-%d", i+1))
-				drainRefit = append(drainRefit, cost{wall: drained.took()})
+				run, drained := n.refit("examples/nats-drain.yaml", fmt.Sprintf("drain-%d", i+1))
+				drainRefit = append(drainRefit, cost{wall: drained.took(), gates: unguided(n.acts(run, drained))})
 				run, at := n.refit("examples/nats-replicas.yaml", fmt.Sprintf("replicas-%d", i+1))
-				return at.took(), natsGates(b, n.acts(run), raised)
+				return at.took(), natsGates(b, n.acts(run, at), raised)
 			}))
 			logf("NATS %d of %d: script %+v, Refit %+v", i+1, times, script[i], refit[i])
 		}
 		sheet{"nats-drain", times}.walls(median(drainScript), median(drainRefit))
 		out := sheet{"nats-replicas", times}
 		out.walls(median(script), median(refit))
-		out.refused("writes", median(script).writes, median(refit).writes)
+		out.refused("writes", natsTurn, median(script).writes, median(refit).writes)
 		out.rows("at-end", median(script).left, median(refit).left)
 	}
 }
@@ -96,9 +98,10 @@ func (s *sightings) look(q *queue) {
 
 // natsGates is how long a run has gone on looking at streams when the guide's
 // own check had been passed: from there to the end of each raise, and the proof
-// that the copies stay.
-func natsGates(b testing.TB, acts []act, raised *sightings) (total time.Duration) {
+// that the copies stay; and what no guide has.
+func natsGates(b testing.TB, acts []act, raised *sightings) time.Duration {
 	b.Helper()
+	total := unguided(acts)
 	raised.mu.Lock()
 	defer raised.mu.Unlock()
 	found := 0
@@ -132,7 +135,7 @@ func TestOnlyWhatTheGuideLacksIsAGateOfNATS(t *testing.T) {
 		one("nats.List", "{}", 0, 5), one("nats.Raise", `{"stream":{"name":"events"}}`, 5, 10), one("nats.Raise", `{"stream":{"name":"requests"}}`, 10, 20),
 		one("nats.Settle", "{}", 20, 35), one("lease.Release", "{}", 35, 40),
 	}, &sightings{at: map[string]time.Time{"events": at.Add(6 * time.Second), "requests": at.Add(21 * time.Second)}})
-	require.Equal(t, (4+0+15)*time.Second, got, "the second one was seen after its raise had ended")
+	require.Equal(t, (4+0+15+5)*time.Second, got, "the second one was seen after its raise had ended")
 }
 
 // queue is the world with NATS and a client of it.
@@ -208,7 +211,7 @@ func (q *queue) measured(work func(*sightings) (wall, gates time.Duration)) (c c
 	var writes meter
 	raised := &sightings{at: map[string]time.Time{}}
 	ends := []func(){
-		always(50*time.Millisecond, func(n int) {
+		always(natsTurn, func(n int) {
 			ctx, cancel := context.WithTimeout(context.Background(), natsConfirmed)
 			defer cancel()
 			began, id := time.Now(), fmt.Sprintf("then-%d", n)

@@ -93,8 +93,9 @@ type act struct {
 	input json.RawMessage
 }
 
-// acts are the activities of a run, from being scheduled to their end.
-func (w *world) acts(run string) []act {
+// acts are the activities of a run, from being scheduled to their end. They are
+// told too: a figure that is missed is looked for there.
+func (w *world) acts(run string, whole span) []act {
 	w.b.Helper()
 	var all []act
 	at := map[int64]int{}
@@ -119,7 +120,12 @@ func (w *world) acts(run string) []act {
 			ended(a.GetScheduledEventId(), e)
 		}
 	}
-	return slices.DeleteFunc(all, func(a act) bool { return a.to.IsZero() })
+	all = slices.DeleteFunc(all, func(a act) bool { return a.to.IsZero() })
+	for _, a := range all {
+		logf("%5.2f s at %6.2f s %s", a.took().Seconds(), a.from.Sub(whole.from).Seconds(), a.kind)
+	}
+	logf("ended at %6.2f s: %s", whole.took().Seconds(), run)
+	return all
 }
 
 // secret is one value of a Secret.
