@@ -27,7 +27,7 @@ cleanup() {
   exit $status
 }
 trap cleanup EXIT INT TERM
-refit-sandbox up --name "$name" --agents real --pools shared=4,training=4 >/dev/null
+refit-sandbox up --name "$name" --until-exit $$ --agents real --pools shared=4,training=4 >/dev/null
 eval "$(refit-sandbox env --name "$name")"
 refit setup
 refit-worker >"$REFIT_SANDBOX/worker.log" 2>&1 &

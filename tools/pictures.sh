@@ -26,7 +26,7 @@ cleanup() {
   exit $status
 }
 trap cleanup EXIT INT TERM
-refit-sandbox up --name pictures --pools shared=4,training=4 >/dev/null
+refit-sandbox up --name pictures --until-exit $$ --pools shared=4,training=4 >/dev/null
 eval "$(refit-sandbox env --name pictures)"
 refit setup
 refit-worker >"$home/worker.log" 2>&1 &

@@ -16,7 +16,7 @@ worker_pid=
 
 # world FLAG... starts the sandbox with a worker; leave ends both.
 world() {
-  refit-sandbox up --name histories "$@" >/dev/null
+  refit-sandbox up --name histories --until-exit $$ "$@" >/dev/null
   eval "$(refit-sandbox env --name histories)"
   refit setup
   refit-worker >"$home/worker.log" 2>&1 &
@@ -111,6 +111,26 @@ until_code aborted 5
 refit abort aborted --by ann --comment "another day" >/dev/null
 finish aborted 4
 keep aborted
+
+# A rollout that is started alone finishes what the aborted run has begun in
+# the other pool.
+cat >"$home/rollout.yaml" <<EOF
+kind: Rollout
+scope:
+  target: {cluster: sandbox}
+  release: {name: tensor-fusion-sys, namespace: tensor-fusion-sys}
+component: hypervisor
+pool: tensor-fusion-training
+entry: training
+goal:
+  hypervisorImage: $(sed -n 's/^hypervisorImage: //p' "$home/plan.yaml")
+  podName: hypervisor-
+level: quick
+strategy: {canary: {count: 1}, batch: {count: 2}, gates: none}
+EOF
+refit start -f "$home/rollout.yaml" --id rollout >/dev/null
+finish rollout 0
+keep rollout
 
 # The aborted run left one host on target; the next one does not come back.
 refit-sandbox fault --name histories hypervisor-never-ready shared-001 >/dev/null

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -42,6 +44,31 @@ func TestDatastoresOutliveAKilledSandboxButNotItsEnd(t *testing.T) {
 	require.Len(t, natsMembers(t, b), 3)
 	b.run("down")
 	require.Empty(t, b.processes())
+}
+
+// Who was killed can't take the sandbox down that it has started.
+func TestASandboxEndsWithTheProcessThatItIsFor(t *testing.T) {
+	b := newBox(t)
+	owner := exec.Command("sleep", "600")
+	require.NoError(t, owner.Start())
+	t.Cleanup(func() { _ = owner.Process.Kill() })
+	pid := strconv.Itoa(owner.Process.Pid)
+	b.run("up", "--pools", "shared=1", "--no-tensorfusion", "--datastores=nats", "--until-exit", pid)
+	require.Len(t, natsMembers(t, b), 3)
+	require.NoError(t, owner.Process.Kill())
+	_ = owner.Wait() // says that it was killed
+	b.eventually(func(context.Context) error {
+		if left := b.processes(); len(left) > 0 {
+			return errors.New(strings.Join(left, "; "))
+		}
+		_, err := os.Stat(b.folder)
+		if !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is there: %v", b.folder, err)
+		}
+		return nil
+	})
+	_, err := b.try("up", "--until-exit", pid)
+	require.ErrorContains(t, err, "expected the id of a process that runs")
 }
 
 // natsMembers are the Ready ones that never restarted.

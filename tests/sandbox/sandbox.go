@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -80,7 +82,7 @@ func Up(t testing.TB, args ...string) *Sandbox {
 	path := strings.Join([]string{bin, filepath.Join(home, tools), os.Getenv("PATH")}, string(filepath.ListSeparator))
 	s.env = append(os.Environ(), "REFIT_SANDBOX_HOME="+home, "PATH="+path, "NO_COLOR=1")
 	t.Cleanup(s.down)
-	s.must("refit-sandbox", append([]string{"up", "--name", Name}, args...)...)
+	s.must("refit-sandbox", append([]string{"up", "--name", Name, "--until-exit", strconv.Itoa(os.Getpid())}, args...)...)
 	for line := range strings.Lines(s.must("refit-sandbox", "env", "--name", Name)) {
 		key, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
 		if ok {
@@ -154,7 +156,7 @@ func (s *Sandbox) down() {
 }
 
 // StartWorker starts refit-worker with the sandbox's environment; extra
-// entries win.
+// entries win. It ends with the test's process, also when that is killed.
 func (s *Sandbox) StartWorker(extra ...string) {
 	s.t.Helper()
 	log, err := os.OpenFile(filepath.Join(s.Home, "worker.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -162,13 +164,18 @@ func (s *Sandbox) StartWorker(extra ...string) {
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(s.bin, "refit-worker"))
 	cmd.Env = append(append([]string{}, s.env...), extra...)
-	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(s.t, cmd.Start())
-	exited := make(chan struct{})
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, attributes()
+	started, exited := make(chan error), make(chan struct{})
 	go func() {
+		runtime.LockOSThread() // whose end is the parent's to a child on Linux
 		defer close(exited)
-		_ = cmd.Wait() // says that it was killed
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // says that it was killed
+		}
 	}()
+	require.NoError(s.t, <-started)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.worker, s.exited = cmd, exited

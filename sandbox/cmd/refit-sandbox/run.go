@@ -1,14 +1,20 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/refit-run/refit/sandbox/folder"
+	"github.com/refit-run/refit/sandbox/process"
 	"github.com/refit-run/refit/sandbox/world"
 )
 
@@ -45,6 +51,9 @@ func runCommand(w *where) *cobra.Command {
 			if err := lock.RecordPID(); err != nil {
 				return err
 			}
+			if u.untilExit > 0 {
+				go downAfter(cmd.Context(), u.untilExit, f)
+			}
 			progress := openProgress()
 			report := func(line string) {
 				slog.Info(line)
@@ -76,3 +85,30 @@ func openProgress() io.WriteCloser {
 type discard struct{ io.Writer }
 
 func (discard) Close() error { return nil }
+
+// downAfter has the sandbox taken down once the process has ended that it was
+// started for: who was killed can't do so any more.
+func downAfter(ctx context.Context, pid int, f folder.Folder) {
+	err := process.Until(ctx, time.Second, func(context.Context) error {
+		if !ended(pid) {
+			return fmt.Errorf("process %d runs", pid)
+		}
+		return nil
+	})
+	if err != nil {
+		return // the sandbox ends before it
+	}
+	slog.Info("the process that this sandbox was started for has ended: down", "pid", pid)
+	self, err := os.Executable()
+	if err == nil {
+		down := exec.Command(self, "down", "--dir", f.Root)
+		down.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives this daemon
+		err = down.Start()
+	}
+	if err != nil {
+		slog.Error("down", "error", err)
+	}
+}
+
+// ended reports whether there is no process of this id.
+func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }

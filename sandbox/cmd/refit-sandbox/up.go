@@ -32,6 +32,7 @@ type upFlags struct {
 	cassandraMembers      int
 	readyAfter, validates time.Duration
 	lease                 time.Duration
+	untilExit             int
 }
 
 func upCommand(w *where) *cobra.Command {
@@ -49,7 +50,10 @@ func upCommand(w *where) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return up(cmd.Context(), f, options)
+			if err := u.checkOwner(); err != nil {
+				return err
+			}
+			return up(cmd.Context(), f, append(arguments(options), "--until-exit", strconv.Itoa(u.untilExit)), options)
 		},
 	}
 	u.bind(c)
@@ -70,6 +74,7 @@ func (u *upFlags) bind(c *cobra.Command) {
 	flags.StringSliceVar(&u.datastores, "datastores", nil, "bring datastores of an NVCF stack, servers as pods: all, or --datastores="+strings.Join(world.Datastores(), ","))
 	flags.Lookup("datastores").NoOptDefVal = allDatastores
 	flags.IntVar(&u.cassandraMembers, "cassandra-members", 1, "how many members Cassandra begins with, 1 or 3, where it is among the datastores")
+	flags.IntVar(&u.untilExit, "until-exit", 0, "take the sandbox down once the process of this id has ended: that of a test or script which may be killed")
 	flags.StringVar(&u.agents, "agents", folder.SimulatedAgents, "node agents: simulated, or real (refit-gpuagent on fake driver libraries, a process of about 40 MB per node)")
 }
 
@@ -111,6 +116,14 @@ func (u *upFlags) options(name string) (folder.Options, error) {
 		o.Pools = append(o.Pools, folder.Pool{Name: name, Nodes: n})
 	}
 	return o, nil
+}
+
+// checkOwner refuses a process that is not there: the sandbox would go at once.
+func (u *upFlags) checkOwner() error {
+	if u.untilExit < 0 || u.untilExit > 0 && ended(u.untilExit) {
+		return fmt.Errorf("--until-exit %d: expected the id of a process that runs", u.untilExit)
+	}
+	return nil
 }
 
 // checkAgents refuses what the chosen agents can't do.
@@ -166,8 +179,8 @@ func chartOf(line string) (string, error) {
 	return "", fmt.Errorf("line %q: expected one of the charts %s or a controller line that one of them installs", line, strings.Join(versions, ", "))
 }
 
-// up starts the daemon detached and shows its progress until it is ready.
-func up(ctx context.Context, f folder.Folder, options folder.Options) error {
+// up starts the daemon detached, with these arguments of `run`, and shows its progress until it is ready.
+func up(ctx context.Context, f folder.Folder, args []string, options folder.Options) error {
 	if err := os.MkdirAll(f.Root, 0o700); err != nil {
 		return err
 	}
@@ -181,7 +194,7 @@ func up(ctx context.Context, f folder.Folder, options folder.Options) error {
 	}
 	lock.Release()
 	began := time.Now()
-	daemon, lines, err := spawn(f, options)
+	daemon, lines, err := spawn(f, args, options.Name)
 	if err != nil {
 		return err
 	}
@@ -211,7 +224,7 @@ func up(ctx context.Context, f folder.Folder, options folder.Options) error {
 
 // spawn starts `run` in a session of its own; its progress comes over a pipe
 // whose end tells at once that the daemon died.
-func spawn(f folder.Folder, options folder.Options) (*exec.Cmd, *bufio.Scanner, error) {
+func spawn(f folder.Folder, args []string, name string) (*exec.Cmd, *bufio.Scanner, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, nil, err
@@ -226,7 +239,7 @@ func spawn(f folder.Folder, options folder.Options) (*exec.Cmd, *bufio.Scanner, 
 		return nil, nil, err
 	}
 	defer write.Close()
-	cmd := exec.Command(self, append([]string{"run", "--name", options.Name, "--dir", f.Root}, arguments(options)...)...)
+	cmd := exec.Command(self, append([]string{"run", "--name", name, "--dir", f.Root}, args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{write}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
