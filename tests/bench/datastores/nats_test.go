@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -49,7 +48,7 @@ func BenchmarkNATS(b *testing.B) {
 		n := newNATS(up(b, "nats"))
 		var script, refit, drainScript, drainRefit []cost
 		for i := range times {
-			script = append(script, n.measured(func(*sightings) (wall, gates time.Duration) {
+			script = append(script, n.measured(func(sightings) (wall, gates time.Duration) {
 				_, drained, err := n.guide("nats-drain.sh")
 				require.NoError(b, err)
 				drainScript = append(drainScript, cost{wall: drained.took()})
@@ -57,7 +56,7 @@ func BenchmarkNATS(b *testing.B) {
 				require.NoError(b, err)
 				return at.took(), 0
 			}))
-			refit = append(refit, n.measured(func(raised *sightings) (wall, gates time.Duration) {
+			refit = append(refit, n.measured(func(raised sightings) (wall, gates time.Duration) {
 				run, drained := n.refit("examples/nats-drain.yaml", fmt.Sprintf("drain-%d", i+1))
 				drainRefit = append(drainRefit, cost{wall: drained.took(), gates: unguided(n.acts(run, drained))})
 				run, at := n.refit("examples/nats-replicas.yaml", fmt.Sprintf("replicas-%d", i+1))
@@ -75,12 +74,17 @@ func BenchmarkNATS(b *testing.B) {
 
 // sightings are when a bystander first saw a stream configured for three
 // replicas: that is what the guide reads after an edit, and all it reads.
-type sightings struct {
-	mu sync.Mutex
-	at map[string]time.Time
+type sightings map[string]*sighting
+
+func newSightings() sightings {
+	s := sightings{}
+	for _, config := range natsStreams {
+		s[config.Name] = &sighting{}
+	}
+	return s
 }
 
-func (s *sightings) look(q *queue) {
+func (s sightings) look(q *queue) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for _, config := range natsStreams {
@@ -88,22 +92,16 @@ func (s *sightings) look(q *queue) {
 		if err != nil || stream.CachedInfo().Config.Replicas != natsReplicas {
 			continue
 		}
-		s.mu.Lock()
-		if s.at[config.Name].IsZero() {
-			s.at[config.Name] = time.Now()
-		}
-		s.mu.Unlock()
+		s[config.Name].seen(time.Now())
 	}
 }
 
 // natsGates is how long a run has gone on looking at streams when the guide's
 // own check had been passed: from there to the end of each raise, and the proof
 // that the copies stay; and what no guide has.
-func natsGates(b testing.TB, acts []act, raised *sightings) time.Duration {
+func natsGates(b testing.TB, acts []act, raised sightings) time.Duration {
 	b.Helper()
 	total := unguided(acts)
-	raised.mu.Lock()
-	defer raised.mu.Unlock()
 	found := 0
 	for _, a := range acts {
 		switch a.kind {
@@ -116,7 +114,7 @@ func natsGates(b testing.TB, acts []act, raised *sightings) time.Duration {
 				} `json:"stream"`
 			}
 			require.NoError(b, json.Unmarshal(a.input, &in))
-			at := raised.at[in.Stream.Name]
+			at := raised[in.Stream.Name].time()
 			require.False(b, at.Before(a.from), "%s was seen raised at %s, before its raise", in.Stream.Name, at)
 			total += max(0, a.to.Sub(at)) // a bystander on a busy machine may see it only afterwards
 			found++
@@ -134,7 +132,7 @@ func TestOnlyWhatTheGuideLacksIsAGateOfNATS(t *testing.T) {
 	got := natsGates(t, []act{
 		one("nats.List", "{}", 0, 5), one("nats.Raise", `{"stream":{"name":"events"}}`, 5, 10), one("nats.Raise", `{"stream":{"name":"requests"}}`, 10, 20),
 		one("nats.Settle", "{}", 20, 35), one("lease.Release", "{}", 35, 40),
-	}, &sightings{at: map[string]time.Time{"events": at.Add(6 * time.Second), "requests": at.Add(21 * time.Second)}})
+	}, sightings{"events": {at: at.Add(6 * time.Second)}, "requests": {at: at.Add(21 * time.Second)}})
 	require.Equal(t, (4+0+15+5)*time.Second, got, "the second one was seen after its raise had ended")
 }
 
@@ -186,7 +184,7 @@ func (q *queue) try(what string, do func(ctx context.Context) error) {
 
 // measured makes the streams anew and does the work while a client publishes
 // and a bystander looks.
-func (q *queue) measured(work func(*sightings) (wall, gates time.Duration)) (c cost) {
+func (q *queue) measured(work func(sightings) (wall, gates time.Duration)) (c cost) {
 	q.b.Helper()
 	for _, config := range natsStreams {
 		q.try("make stream "+config.Name, func(ctx context.Context) error {
@@ -209,7 +207,7 @@ func (q *queue) measured(work func(*sightings) (wall, gates time.Duration)) (c c
 		confirmed[id] = true
 	}
 	var writes meter
-	raised := &sightings{at: map[string]time.Time{}}
+	raised := newSightings()
 	ends := []func(){
 		always(natsTurn, func(n int) {
 			ctx, cancel := context.WithTimeout(context.Background(), natsConfirmed)
