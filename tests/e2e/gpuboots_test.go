@@ -136,10 +136,13 @@ func (w *world) twoRequests(t *testing.T, h gpuHost) {
 	w.poll("the agent to send the rollout's request back", 2*time.Minute, func() bool { return w.sentBack(rollout, h.node, "a set-up is at work since") })
 	require.Len(t, gpuInstance.FindAllString(h.state(t), -1), 1, "the set-up is where it was")
 	h.goOn(t)
-	require.Equal(t, protocol.OutcomeDone, w.ended(t, run).Outcome)
+	r := w.ended(t, run)
+	require.Equal(t, protocol.OutcomeDone, r.Outcome)
+	w.recorded(t, "kube-system", r.RunID)
 	h.isSetUp(t)
-	r := w.ended(t, rollout)
+	r = w.ended(t, rollout)
 	require.Equal(t, protocol.OutcomeNoChange, r.Outcome, "%+v", r.Receipt)
+	w.recorded(t, "tensor-fusion-sys", r.RunID)
 	proven := map[string]gpu.Verdict{}
 	for _, v := range w.validations(rollout) {
 		proven[v.Node] = v.Verdict
@@ -147,6 +150,15 @@ func (w *world) twoRequests(t *testing.T, h gpuHost) {
 	assert.Equal(t, gpu.Pass, proven[h.node], "it came again after the set-up")
 	w.replay(rollout)
 	require.NoError(t, h.gpus.Reboot(), "the layout is gone for what follows")
+}
+
+// recorded requires the record of a run that nobody else speaks for.
+func (w *world) recorded(t *testing.T, namespace, run string) {
+	t.Helper()
+	cm, err := w.kube.CoreV1().ConfigMaps(namespace).Get(t.Context(), "refit-receipt-"+run, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Contains(t, cm.Data["receipt.json"], run)
+	require.NotEmpty(t, cm.Data["artifact"])
 }
 
 // rollout writes the plan file of a Rollout of the hypervisors that run.

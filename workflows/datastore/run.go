@@ -1,7 +1,6 @@
 package datastore
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -88,30 +87,11 @@ func (r *Run) Close(outcome protocol.Outcome, complete ...func(*protocol.Receipt
 		return receipt
 	}
 	if r.holder != "" && !r.PlanOnly {
-		r.store(completed(r.Receipt(outcome)))
+		receipt := completed(r.Receipt(outcome))
+		release.Record[any]{Run: r.Run, Scope: r.scope(), Key: release.Key(r.Context()), Receipt: func() any { return receipt }}.Close("receipt")
 	}
 	r.giveBack()
 	return completed(r.Run.Close(outcome))
-}
-
-// store writes the receipt as artifact and ConfigMap (contract 16). Without
-// either it is still the workflow's result, so the run ends all the same.
-func (r *Run) store(receipt protocol.Receipt) {
-	r.Cleanup("receipt", "store the record of the run", func(ctx workflow.Context) error {
-		data, err := json.Marshal(receipt)
-		if err != nil {
-			return err
-		}
-		var stored tensorfusion.ReceiptResult
-		err = release.Last(ctx, r.Site.Target.Cluster, tensorfusion.ReceiptActivity, "store the receipt",
-			tensorfusion.ReceiptRequest{Scope: r.scope(), Key: receipt.RunID, JSON: data}, &stored)
-		if err != nil {
-			r.Warn("the receipt is this run's result and nothing else, it could not be stored: " + stage.Explain(err).Found)
-			return err
-		}
-		r.Artifact(stored.Artifact)
-		return nil
-	})
 }
 
 func (r *Run) giveBack() {

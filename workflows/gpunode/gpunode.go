@@ -3,6 +3,7 @@ package gpunode
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/temporal"
@@ -78,7 +79,6 @@ func GPUNode(ctx workflow.Context, in Input) (Result, error) {
 		s.UseSearchAttributes(release.SearchAttributes(ctx))
 	}
 	err = r.execute(ctx)
-	r.giveBack()
 	if r.locked != nil {
 		return Result{}, r.locked
 	}
@@ -86,7 +86,8 @@ func GPUNode(ctx workflow.Context, in Input) (Result, error) {
 }
 
 // close turns the end of the stages into the result. Whatever is no end of
-// them is a defect and fails the workflow task, not the run.
+// them is a defect and fails the workflow task, not the run. A run that no
+// other one speaks for stores its record.
 func (r *run) close(err error) (Result, error) {
 	outcome := protocol.OutcomeDone
 	var failed *stage.Failed
@@ -100,15 +101,28 @@ func (r *run) close(err error) (Result, error) {
 	case errors.Is(err, stage.ErrAborted):
 		outcome = protocol.OutcomeAborted
 	case err != nil:
+		r.restore()
+		r.unlock()
 		return Result{}, err
 	case r.in.PlanOnly:
 		outcome = protocol.OutcomePlanned
 	}
-	receipt := r.Close(outcome)
-	receipt.LeftBehind = append(r.left, receipt.LeftBehind...)
+	r.restore()
+	if r.holder != "" && !r.in.PlanOnly && r.in.Parent == nil && !r.in.Unattended {
+		stored := r.with(r.Receipt(outcome))
+		release.Record[any]{Run: r.Run, Scope: r.scope(), Key: release.Key(r.Context()), Receipt: func() any { return stored }}.Close("receipt")
+	}
+	r.unlock()
+	return r.with(r.Close(outcome)), nil
+}
+
+// with is the result with the sequencer's receipt.
+func (r *run) with(receipt protocol.Receipt) Result {
+	receipt.LeftBehind = append(slices.Clone(r.left), receipt.LeftBehind...)
 	receipt.Plan = planned(r.out.Planned)
-	r.out.Receipt = receipt
-	return r.out, nil
+	out := r.out
+	out.Receipt = receipt
+	return out
 }
 
 func (r *run) execute(ctx workflow.Context) error {
@@ -222,8 +236,8 @@ func (r *run) patient(ctx workflow.Context, s *stage.Scope, limit time.Duration,
 	}
 }
 
-// giveBack undoes at the end of any run what kept others off.
-func (r *run) giveBack() {
+// restore undoes at the end of any run what kept others off.
+func (r *run) restore() {
 	last := func(name, purpose, activity string) {
 		r.Cleanup(name, purpose, func(ctx workflow.Context) error {
 			return release.Last(ctx, r.in.Target.Cluster, activity, purpose+" "+r.in.Node, r.request(), nil)
@@ -238,6 +252,9 @@ func (r *run) giveBack() {
 	if r.holder != "" && !r.in.PlanOnly { // also what an earlier run was ended before it could
 		last("give-back", "give foreign automation back", node.GiveBackActivity)
 	}
+}
+
+func (r *run) unlock() {
 	if r.holder != "" {
 		release.GiveBack(r.Run, release.Lock{Scope: r.scope(), Holder: r.holder})
 	}

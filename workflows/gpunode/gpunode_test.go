@@ -1,6 +1,7 @@
 package gpunode
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/lease"
+	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/stage"
 	"github.com/refit-run/refit/workflows/window"
@@ -23,7 +25,7 @@ func TestAHostIsPreparedProvenAndGivenBack(t *testing.T) {
 	h := &host{}
 	r := newHarness(t, h).run(input())
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
-	require.Equal(t, []string{"lock", "plan", "keep off", "cordon node-uid", "baseline", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log)
+	require.Equal(t, []string{"lock", "plan", "keep off", "cordon node-uid", "baseline", "prepare", "validate", "uncordon", "give back", "receipt", "unlock"}, h.log)
 	require.Empty(t, h.cordoned)
 	require.Empty(t, h.label)
 	require.Len(t, r.Prepared.Actions, 1)
@@ -36,6 +38,22 @@ func TestAHostIsPreparedProvenAndGivenBack(t *testing.T) {
 	require.Equal(t, gpu.Standard, h.validated[0].Level)
 	require.Equal(t, map[string]string{"VBIOS": "96.00"}, h.validated[0].Baseline.Devices[0].Readings,
 		"what was changed on purpose is not compared")
+
+	var stored Result
+	require.NoError(t, json.Unmarshal(h.stored[0].JSON, &stored))
+	require.Equal(t, tensorfusion.Release{Name: "gpunode-gpu-1", Namespace: "kube-system"}, h.stored[0].Release)
+	require.Equal(t, r.Outcome, stored.Outcome)
+	require.Equal(t, r.Validation, stored.Validation)
+	require.Equal(t, "receipt.json", r.Artifacts[0].Name)
+}
+
+// One ConfigMap for every host of a rollout would be a thousand of them.
+func TestWhoIsSpokenForByAnotherRunStoresNoReceipt(t *testing.T) {
+	h := &host{}
+	in := input()
+	in.Unattended = true
+	require.Equal(t, protocol.OutcomeDone, newHarness(t, h).run(in).Outcome)
+	require.Empty(t, h.stored)
 }
 
 func TestAHostThatIsRightIsOnlyValidatedAndComparedInFull(t *testing.T) {
@@ -51,7 +69,7 @@ func TestWithoutPrepareAndCordonTheHostIsOnlyValidated(t *testing.T) {
 	in.Prepare, in.Cordon = nil, false
 	in.Baseline = &gpu.Baseline{Node: "gpu-1", Driver: "570"}
 	newHarness(t, h).run(in)
-	require.Equal(t, []string{"lock", "keep off", "validate", "give back", "unlock"}, h.log)
+	require.Equal(t, []string{"lock", "keep off", "validate", "give back", "receipt", "unlock"}, h.log)
 	require.Equal(t, "570", h.validated[0].Baseline.Driver, "the baseline given is the one compared with")
 }
 
@@ -104,7 +122,7 @@ func TestABadVerdictParksAndTheNodeStaysCordoned(t *testing.T) {
 	})
 	r := w.run(input())
 	require.Equal(t, protocol.OutcomeDone, r.Outcome)
-	require.Equal(t, []string{"prepare", "validate", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log[5:])
+	require.Equal(t, []string{"prepare", "validate", "prepare", "validate", "uncordon", "give back", "receipt", "unlock"}, h.log[5:])
 	require.True(t, h.layout)
 }
 
@@ -203,7 +221,7 @@ func TestCancelInTheMiddleOfTheSetUpEndsItAndGivesTheNodeBack(t *testing.T) {
 	w.at(16*time.Minute, func() { require.Equal(t, protocol.Abort, w.status().Deferred) })
 	r := w.run(input())
 	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
-	require.Equal(t, []string{"prepare", "give back", "unlock"}, h.log[5:], "what was begun was ended, and nothing after it was begun")
+	require.Equal(t, []string{"prepare", "give back", "receipt", "unlock"}, h.log[5:], "what was begun was ended, and nothing after it was begun")
 	require.Empty(t, h.label)
 	require.Equal(t, "us", h.cordoned, "nothing has proven the host")
 	require.Len(t, r.LeftBehind, 1)
@@ -241,7 +259,7 @@ func TestWhatStopsARunWaitsForTheSetUpOfTheSecondPassToo(t *testing.T) {
 				w.at(time.Minute, func() { require.Equal(t, protocol.Abort, w.status().Deferred) })
 			})
 			require.Equal(t, protocol.OutcomeAborted, r.Outcome)
-			require.Equal(t, []string{"prepare", "validate", "prepare", "give back", "unlock"}, h.log[5:],
+			require.Equal(t, []string{"prepare", "validate", "prepare", "give back", "receipt", "unlock"}, h.log[5:],
 				"what was begun was ended, and nothing after it was begun")
 			require.True(t, h.layout)
 			require.Equal(t, "us", h.cordoned)
@@ -272,7 +290,7 @@ func TestTheSetUpOfTheSecondPassHeedsPauseAndWindows(t *testing.T) {
 		w.SignalWorkflow(protocol.Resume, retry())
 	})
 	require.Equal(t, protocol.OutcomeDone, w.run(in).Outcome)
-	require.Equal(t, []string{"prepare", "validate", "pause", "resume", "prepare", "validate", "uncordon", "give back", "unlock"}, h.log[5:])
+	require.Equal(t, []string{"prepare", "validate", "pause", "resume", "prepare", "validate", "uncordon", "give back", "receipt", "unlock"}, h.log[5:])
 }
 
 func TestTheResultIsAReceiptWithThePlan(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/workflow"
 
+	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/kube"
@@ -49,6 +50,7 @@ type host struct {
 	verdict      gpu.Verdict
 	validated    []gpu.ValidateRequest
 	leases       []lease.Held // of the requests that change the Node
+	stored       []tensorfusion.ReceiptRequest
 }
 
 func (h *host) say(what string) { h.log = append(h.log, what) }
@@ -228,6 +230,10 @@ func newHarness(t *testing.T, h *host) *harness {
 		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
 			h.do(func() { h.say("unlock") })
 			return lease.ReleaseResult{Released: true}, nil
+		},
+		tensorfusion.ReceiptActivity: func(_ context.Context, r tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
+			h.do(func() { h.say("receipt"); h.stored = append(h.stored, r) })
+			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}}, nil
 		},
 		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
 			return visibility.Result{}, nil

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -39,8 +40,8 @@ func TestCanaryGateThenBatchesInWaves(t *testing.T) {
 	require.Equal(t, []string{"[gpu-1]", "[gpu-2 gpu-3]", "[gpu-4]", "[gpu-5 gpu-6]", "[gpu-7]"}, c.replaced())
 	require.Equal(t, each(7, tensorfusion.OutcomeReplaced), outcomes(r))
 	require.Equal(t, protocol.Progress{Done: 7, Total: 7}, r.Progress)
-	require.Equal(t, []string{"lock", "hold", "rollout.hypervisor.shared.plan", canary, batch1, batch2, "unlock"}, names(r.Stages))
-	require.Equal(t, "lease given back", c.log[len(c.log)-1])
+	require.Equal(t, []string{"lock", "hold", "rollout.hypervisor.shared.plan", canary, batch1, batch2, "receipt", "unlock"}, names(r.Stages))
+	require.Equal(t, []string{"record stored", "lease given back"}, c.log[len(c.log)-2:])
 	require.Equal(t, gpu.Pass, r.Hosts[0].Verdict)
 	require.Equal(t, "gpu-1-0", r.Hosts[0].OldUID)
 	require.Equal(t, "gpu-1-1", r.Hosts[0].NewUID)
@@ -51,6 +52,18 @@ func TestCanaryGateThenBatchesInWaves(t *testing.T) {
 	require.Equal(t, "tensor-fusion-sys/tensor-fusion-sys", receipt.Object)
 	require.NotEmpty(t, receipt.WorkflowID)
 	require.True(t, receipt.Ended.After(receipt.Started))
+	require.Equal(t, []string{"hosts.json", "receipt.json"}, []string{receipt.Artifacts[0].Name, receipt.Artifacts[1].Name})
+
+	var stored Result
+	var rows []HostRow
+	require.NoError(t, json.Unmarshal(c.stored[0].JSON, &stored))
+	require.NoError(t, json.Unmarshal(c.stored[0].Hosts, &rows))
+	require.Equal(t, r.RunID, c.stored[0].Key)
+	require.Equal(t, r.Hosts, rows)
+	require.Equal(t, protocol.OutcomeDone, stored.Outcome)
+	require.Equal(t, r.Progress, stored.Progress)
+	require.Equal(t, "ann", stored.Stages[3].Answers[0].By)
+	require.Empty(t, stored.Hosts, "the ConfigMap has no room for them")
 }
 
 func TestCanaryFailureParksAndRetrySucceedsAfterRepair(t *testing.T) {
@@ -204,7 +217,7 @@ func TestAbortInsideAWaveWaitsForItsEnd(t *testing.T) {
 	require.Equal(t, protocol.OutcomeAborted, r.Outcome)
 	want := each(3, tensorfusion.OutcomeReplaced) // proven to the end; gpu-4 was never touched
 	require.Equal(t, want, outcomes(r))
-	require.Equal(t, "lease given back", c.log[len(c.log)-1])
+	require.Equal(t, []string{"record stored", "lease given back"}, c.log[len(c.log)-2:])
 	require.Empty(t, r.LeftBehind)
 }
 
@@ -256,7 +269,7 @@ func TestFleetContinuesAsNewBetweenBatchesAndKeepsItsRecord(t *testing.T) {
 		require.NoError(t, h.GetWorkflowResult(&r))
 		require.Equal(t, with(each(450, tensorfusion.OutcomeReplaced), "gpu-7", tensorfusion.OutcomeFailed), outcomes(r))
 		require.Equal(t, protocol.Progress{Done: 449, Total: 450, Failed: 1}, r.Progress)
-		require.Equal(t, []string{"lock", "hold", "rollout.hypervisor.shared.plan", canary, batch1, batch2, "unlock"}, names(r.Stages))
+		require.Equal(t, []string{"lock", "hold", "rollout.hypervisor.shared.plan", canary, batch1, batch2, "receipt", "unlock"}, names(r.Stages))
 		break
 	}
 	require.Equal(t, 2, runs)

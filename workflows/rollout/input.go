@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/tensorfusion"
@@ -102,6 +103,9 @@ type Result struct {
 	LeftBehind []string          `json:"leftBehind,omitempty"`
 	// LeftClients are application pods that keep their outdated injection.
 	LeftClients []tensorfusion.ClientPod `json:"leftClients,omitempty"`
+	// Artifacts are the record and the rows per host of a run that was started
+	// alone.
+	Artifacts []artifact.Ref `json:"artifacts,omitempty"`
 }
 
 // Outcomes of a host beside those of tensorfusion.HostResult.

@@ -3,6 +3,7 @@ package rollout
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/workflow"
@@ -94,9 +95,6 @@ func Rollout(ctx workflow.Context, in Input) (Result, error) {
 			return Result{}, err
 		}
 	}
-	if r.in.Parent == nil && r.holder != "" {
-		release.GiveBack(s, release.Lock{Scope: r.in.Scope, Holder: r.holder})
-	}
 	if r.locked != nil {
 		return Result{}, r.locked
 	}
@@ -126,24 +124,45 @@ func (r *run) execute(ctx workflow.Context, d driver) error {
 }
 
 // close turns the end of the stages into the result. Whatever is no end of
-// them is a defect and fails the workflow task, not the run.
+// them is a defect and fails the workflow task, not the run. A run that was
+// started alone stores its record and gives the Lease back.
 func (r *run) close(d driver, err error) (Result, error) {
 	out := Result{Outcome: protocol.OutcomeDone}
 	switch {
 	case errors.Is(err, stage.ErrAborted):
 		out.Outcome = protocol.OutcomeAborted
 	case err != nil:
+		r.giveBack()
 		return Result{}, err
 	}
 	d.fill(&out)
 	r.warnUnproven(out.Hosts)
-	receipt := r.Close(out.Outcome)
+	if r.holder != "" {
+		release.Record[HostRow]{Run: r.Run, Scope: r.in.Scope, Key: release.Key(r.Context()), Rows: out.Hosts, Receipt: func() any {
+			stored := out.with(r.Receipt(out.Outcome))
+			stored.Hosts = nil
+			return stored
+		}}.Close("receipt")
+	}
+	r.giveBack()
+	return out.with(r.Close(out.Outcome)), nil
+}
+
+// giveBack gives back the Lease that a run has taken which was started alone.
+func (r *run) giveBack() {
+	if r.holder != "" {
+		release.GiveBack(r.Run, release.Lock{Scope: r.in.Scope, Holder: r.holder})
+	}
+}
+
+// with is the result with what the sequencer knows of the run.
+func (out Result) with(receipt protocol.Receipt) Result {
 	out.Kind, out.Cluster, out.Object = receipt.Kind, receipt.Cluster, receipt.Object
 	out.WorkflowID, out.RunID = receipt.WorkflowID, receipt.RunID
 	out.Started, out.Ended, out.Ignored = receipt.Started, receipt.Ended, receipt.Ignored
-	out.Progress, out.Stages = receipt.Progress, receipt.Stages
-	out.Warnings, out.LeftBehind = receipt.Warnings, append(out.LeftBehind, receipt.LeftBehind...)
-	return out, nil
+	out.Progress, out.Stages, out.Artifacts = receipt.Progress, receipt.Stages, receipt.Artifacts
+	out.Warnings, out.LeftBehind = receipt.Warnings, append(slices.Clone(out.LeftBehind), receipt.LeftBehind...)
+	return out
 }
 
 func (r *run) continueAsNew(d driver) error {

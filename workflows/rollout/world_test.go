@@ -19,6 +19,7 @@ import (
 	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/workflow"
 
+	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/gpu"
 	"github.com/refit-run/refit/activities/kube"
@@ -52,6 +53,7 @@ type cluster struct {
 	unpolled      int           // tries of ReplaceHypervisors that no worker takes up
 
 	log       []string // what happened, in order
+	stored    []tensorfusion.ReceiptRequest
 	deleted   map[string]int
 	validated map[string]int
 	baselines map[string]*gpu.Baseline // as validated last
@@ -268,6 +270,11 @@ func newHarness(t *testing.T, c *cluster, more ...map[string]any) *harness {
 		lease.ReleaseActivity: func(context.Context, lease.ReleaseRequest) (lease.ReleaseResult, error) {
 			c.say("lease given back")
 			return lease.ReleaseResult{Released: true}, nil
+		},
+		tensorfusion.ReceiptActivity: func(_ context.Context, r tensorfusion.ReceiptRequest) (tensorfusion.ReceiptResult, error) {
+			c.say("record stored")
+			c.stored = append(c.stored, r)
+			return tensorfusion.ReceiptResult{Artifact: artifact.Ref{Name: "receipt.json"}, Hosts: artifact.Ref{Name: "hosts.json", URL: "file:///hosts.json"}}, nil
 		},
 		visibility.InstalledActivity: func(context.Context, visibility.Request) (visibility.Result, error) {
 			return visibility.Result{}, nil

@@ -1,7 +1,6 @@
 package tensorfusion
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
 	"github.com/refit-run/refit/workflows/release"
+	"github.com/refit-run/refit/workflows/rollout"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -101,7 +101,7 @@ func (e *engine) proven() (n int) {
 
 // storeReceipt writes the receipt as artifact and ConfigMap (contract 16).
 func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
-	r, err := e.writeReceipt(ctx, protocol.OutcomeDone, func(summary string, req tensorfusion.ReceiptRequest, out *tensorfusion.ReceiptResult) error {
+	r, err := e.stored(ctx, protocol.OutcomeDone).Store(func(summary string, req tensorfusion.ReceiptRequest, out *tensorfusion.ReceiptResult) error {
 		return e.do(ctx, s, tensorfusion.ReceiptActivity, summary, time.Minute, req, out)
 	})
 	if err == nil {
@@ -110,50 +110,13 @@ func (e *engine) storeReceipt(ctx workflow.Context, s *stage.Scope) error {
 	return err
 }
 
-// rowsPerPage bounds the rows per host in one activity's input: Temporal takes
-// 2 MiB, a row has up to 500 bytes, and bytes in JSON grow by a third.
-const rowsPerPage = 2500
-
-// writeReceipt stores the record of the run with its rows per host; those of a
-// big cluster go before it, page by page.
-func (e *engine) writeReceipt(ctx workflow.Context, outcome protocol.Outcome, write func(string, tensorfusion.ReceiptRequest, *tensorfusion.ReceiptResult) error) (tensorfusion.ReceiptResult, error) {
-	var r tensorfusion.ReceiptResult
-	req := tensorfusion.ReceiptRequest{Scope: e.scope, Key: e.key(ctx)}
-	if len(e.rows) > rowsPerPage {
-		for part := range slices.Chunk(e.rows, rowsPerPage) {
-			page := req
-			page.Page, page.Pages = len(req.Pages)+1, nil
-			var err error
-			if page.Hosts, err = json.Marshal(part); err != nil {
-				return r, err
-			}
-			var stored tensorfusion.ReceiptResult
-			if err := write(fmt.Sprintf("store page %d of the rows per host", page.Page), page, &stored); err != nil {
-				return r, err
-			}
-			e.run.Artifact(stored.Hosts)
-			req.Pages = append(req.Pages, stored.Hosts.URL)
-		}
-	}
-	doc := e.receipt(outcome)
-	doc.Plan = nil // its diff is an artifact of its own; a ConfigMap holds 1 MiB
-	var err error
-	if req.JSON, err = json.Marshal(doc); err != nil {
-		return r, err
-	}
-	if len(req.Pages) == 0 {
-		if req.Hosts, err = json.Marshal(e.rows); err != nil {
-			return r, err
-		}
-	}
-	if err := write("store the receipt", req, &r); err != nil {
-		return r, err
-	}
-	e.run.Artifact(r.Artifact)
-	if r.Hosts.URL != "" {
-		e.run.Artifact(r.Hosts)
-	}
-	return r, nil
+// stored is what is kept of the run; its diff is an artifact of its own.
+func (e *engine) stored(ctx workflow.Context, outcome protocol.Outcome) release.Record[rollout.HostRow] {
+	return release.Record[rollout.HostRow]{Run: e.run, Scope: e.scope, Key: release.Key(ctx), Rows: e.rows, Receipt: func() any {
+		doc := e.receipt(outcome)
+		doc.Plan = nil
+		return doc
+	}}
 }
 
 // finish closes the run: the Lease goes back, the receipt is the result.
@@ -177,12 +140,7 @@ func (e *engine) finish(err error) (protocol.Receipt, error) {
 		outcome = protocol.OutcomeNoChange
 	}
 	if e.held && outcome != protocol.OutcomeDone {
-		e.run.Cleanup("closing-receipt", "store the record of a run that ended early", func(ctx workflow.Context) error {
-			_, err := e.writeReceipt(ctx, outcome, func(summary string, req tensorfusion.ReceiptRequest, out *tensorfusion.ReceiptResult) error {
-				return release.Last(ctx, e.cluster, tensorfusion.ReceiptActivity, summary, req, out)
-			})
-			return err
-		})
+		e.stored(e.run.Context(), outcome).Close("closing-receipt")
 	}
 	e.unlock()
 	return e.complete(e.run.Close(outcome)), nil

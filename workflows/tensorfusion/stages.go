@@ -219,7 +219,7 @@ func (e *engine) assertHold(ctx workflow.Context, s *stage.Scope, before string)
 func (e *engine) backup(ctx workflow.Context, s *stage.Scope) error {
 	var r tensorfusion.BackupResult
 	if err := e.do(ctx, s, tensorfusion.BackupActivity, "back up "+e.release.Name, 10*time.Minute, tensorfusion.BackupRequest{
-		Scope: e.scope, Key: e.key(ctx),
+		Scope: e.scope, Key: release.Key(ctx),
 	}, &r); err != nil {
 		return err
 	}
@@ -230,16 +230,6 @@ func (e *engine) backup(ctx workflow.Context, s *stage.Scope) error {
 	}
 	s.Note("%d artifacts with %d objects, encrypted, counts equal to live", len(r.Artifacts), objects)
 	return e.drift(ctx, s, "backup")
-}
-
-// key is the run's artifact prefix and part of object names: DNS-safe, unique
-// per run, and the same again after a reset of the workflow.
-func (e *engine) key(ctx workflow.Context) string {
-	info := workflow.GetInfo(ctx)
-	if info.OriginalRunID == "" { // in the SDK's test suite
-		return info.WorkflowExecution.RunID
-	}
-	return info.OriginalRunID
 }
 
 func (e *engine) crds(ctx workflow.Context, s *stage.Scope) error {

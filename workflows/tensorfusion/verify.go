@@ -10,6 +10,7 @@ import (
 
 	"github.com/refit-run/refit/activities/tensorfusion"
 	"github.com/refit-run/refit/workflows/protocol"
+	"github.com/refit-run/refit/workflows/release"
 	"github.com/refit-run/refit/workflows/stage"
 )
 
@@ -55,7 +56,7 @@ func (e *engine) canaryJob(ctx workflow.Context, s *stage.Scope, pool string) er
 	var r tensorfusion.CanaryJobResult
 	if err := e.do(ctx, s, tensorfusion.CanaryJobActivity, "CUDA probe in pool "+pool, 10*time.Minute, tensorfusion.CanaryJobRequest{
 		Scope: e.scope, Pool: pool, Node: e.canary[pool], Image: e.validation.CanaryImage,
-		Key: probeKey(e.key(ctx), pool), Limit: 10 * time.Minute,
+		Key: probeKey(release.Key(ctx), pool), Limit: 10 * time.Minute,
 	}, &r); err != nil {
 		return err
 	}
