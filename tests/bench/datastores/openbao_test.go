@@ -218,7 +218,8 @@ func (s *watcher) look(o *openbao) {
 	s.looks = append(s.looks, now)
 }
 
-// gates is how long a run has looked where the guide does not: before each step,
+// gates is how long a run has looked where the guide does not: in a survey, once
+// the guide's own check had passed; before each step,
 // from the beginning of the activity to the last look that saw the pod there, or
 // the member active; after it, once the guide's own checks had been passed, to
 // the end of the activity. For a replaced member these are three healthy
@@ -234,6 +235,10 @@ func (s *watcher) gates(b testing.TB, acts []act) time.Duration {
 		var step struct {
 			Pod string `json:"pod"`
 			UID string `json:"uid"`
+		}
+		if a.kind == "openbao.Survey" {
+			total += s.surely(a)
+			continue
 		}
 		if a.kind != "openbao.Replace" && a.kind != "openbao.StepDown" {
 			continue
@@ -255,6 +260,17 @@ func (s *watcher) gates(b testing.TB, acts []act) time.Duration {
 	}
 	require.Equal(b, len(openbaoMembers)+1, found, "steps in which the guide's check was seen to pass, of a run with a step-down")
 	return total
+}
+
+// surely is how long a survey has gone on when the guide's own check had passed:
+// it wants members that have all that was committed, too.
+func (s *watcher) surely(a act) time.Duration {
+	for _, l := range s.looks {
+		if !l.at.Before(a.from) && !l.at.After(a.to) && l.healthy {
+			return a.to.Sub(l.at)
+		}
+	}
+	return 0
 }
 
 // before is how long an activity has run when its step was last seen undone.
@@ -285,6 +301,10 @@ func TestOnlyWhatTheGuideLacksIsAGateOfOpenBao(t *testing.T) {
 	}
 	step("openbao.StepDown", 60, "c", membersSeen{active: "c"}, membersSeen{active: "a"})
 	step("openbao.Replace", 90, "c", membersSeen{pods: map[string]string{"c": "old"}}, membersSeen{pods: map[string]string{"c": "new"}})
+	acts = append(acts, act{span: span{at(120), at(124)}, kind: "openbao.Survey"})
+	for second, healthy := range map[int]bool{121: false, 122: true, 123: true} {
+		s.looks = append(s.looks, membersSeen{at: at(second), healthy: healthy})
+	}
 	slices.SortFunc(s.looks, func(x, y membersSeen) int { return x.at.Compare(y.at) })
-	require.Equal(t, 4*(5+7)*time.Second, s.gates(t, acts), "five seconds before each step, seven after its check was passed")
+	require.Equal(t, (4*(5+7)+2)*time.Second, s.gates(t, acts), "five seconds before each step, seven after its check was passed; two of a survey")
 }

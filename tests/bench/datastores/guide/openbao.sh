@@ -9,6 +9,9 @@
 #                member's /v1/sys/leader in the same exec
 #   127.0.0.1    the pod's own address: pods of the sandbox share one loopback
 #   jq           kubectl's own jsonpath and go-template
+#   delete pod   kubectl 1.32 waits in vain, until its limit, for a pod that is
+#     --wait     gone and made anew between two of its requests; pods of the
+#                sandbox take less than 100 ms. So the pod's UID is waited for.
 #
 # usage: openbao.sh IMAGE VERSION, with KUBECONFIG
 set -euo pipefail
@@ -51,13 +54,22 @@ until_so() {
   done
 }
 
-there() { kc get pod "$1" >/dev/null 2>&1; }
+# renewed waits until a pod of this name has another UID.
+renewed() {
+  local end=$((SECONDS + 180)) now
+  until now=$(kc get pod "$1" -o jsonpath='{.metadata.uid}' 2>/dev/null) && [ "$now" != "$2" ]; do
+    [ "$SECONDS" -lt "$end" ] || { echo "pod $1 is not gone within 3 minutes" >&2; exit 1; }
+    sleep 0.1
+  done
+}
 
 of_version() { healthy && grep "^$1 " <<<"$seen" | grep -q "\"version\":\"$version\""; }
 
 replace() {
-  kc delete pod "$1" --wait=true --timeout=3m
-  until_so there "$1"
+  local uid
+  uid=$(kc get pod "$1" -o jsonpath='{.metadata.uid}')
+  kc delete pod "$1" --wait=false
+  renewed "$1" "$uid"
   kc wait "pod/$1" --for=condition=Ready --timeout=5m
   until_so of_version "$1"
 }
