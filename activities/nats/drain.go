@@ -1,14 +1,13 @@
 package nats
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/refit-run/refit/activities/evidence"
-	"github.com/refit-run/refit/activities/finding"
 )
 
 // DrainRequest waits until the memory streams with one copy are empty.
@@ -47,7 +46,10 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 	if out.Held, err = remembered(r.Held, l.record.Kept()); err != nil {
 		return out, err
 	}
-	known := names(out.Held)
+	next := successor{keep: l.record.Keep}
+	if next.known, err = json.Marshal(out.Held); err != nil {
+		return out, err
+	}
 	err = l.until(ctx, r.Limit, drainPace, func(ctx context.Context, answers []Answer) (verdict, error) {
 		v := Judge(answers)
 		d := JudgeDrained(v, r.Least)
@@ -56,13 +58,9 @@ func (a *Activities) drained(ctx context.Context, r DrainRequest, then func(cont
 		d.OK = d.OK && len(lost) == 0
 		out.Drained, out.Held = d, held
 		out.Findings = evidence.Shown(d.Findings)
-		if now := names(held); keeps(lost, now, known) {
-			kept, err := json.Marshal(held)
-			if err != nil {
+		if len(lost) == 0 { // a loss is to be found again until its verdict was heard
+			if err := next.hears(held); err != nil {
 				return verdict{}, err
-			}
-			if l.record.Keep(string(kept)) == nil { // otherwise the next look does it
-				known = now
 			}
 		}
 		if d.OK {
@@ -89,17 +87,19 @@ func remembered(held []Record, kept string) ([]Record, error) {
 	return now, nil
 }
 
-// keeps says whether the next try must hear of what is held: of a change, but
-// for a loss, which is to be found again until its verdict was heard.
-func keeps(lost []finding.Finding, now, known []string) bool {
-	return len(lost) == 0 && !slices.Equal(now, known)
+// successor is the try after this one, which knows what this one has kept.
+type successor struct {
+	keep  func(string) error
+	known []byte
 }
 
-func names(held []Record) []string {
-	var out []string
-	for _, b := range held {
-		out = append(out, b.AccountID+"/"+b.Name)
+// hears keeps what is held now, if it is not known: also under the same names,
+// because a stream that was emptied may have come further by then than it was
+// when it was first seen. What can't be kept, the next look keeps.
+func (s *successor) hears(held []Record) error {
+	now, err := json.Marshal(held)
+	if err == nil && !bytes.Equal(now, s.known) && s.keep(string(now)) == nil {
+		s.known = now
 	}
-	slices.Sort(out)
-	return out
+	return err
 }

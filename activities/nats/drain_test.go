@@ -12,7 +12,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
-	"github.com/refit-run/refit/activities/finding"
 	"github.com/refit-run/refit/activities/kube"
 )
 
@@ -49,9 +48,34 @@ func TestAListOfPodsThatFailsIsATroubleOfThatLookAlone(t *testing.T) {
 	require.ErrorContains(t, err, "no such right", "that needs a person at once")
 }
 
-func TestALossIsFoundAgainUntilItsVerdictWasHeard(t *testing.T) {
-	lost := []finding.Finding{{Row: "N124"}}
-	require.True(t, keeps(nil, []string{"A/orders"}, nil))
-	require.False(t, keeps(nil, []string{"A/orders"}, []string{"A/orders"}))
-	require.False(t, keeps(lost, nil, []string{"A/orders"}), "kept, it would be drained for the next try")
+func TestTheNextTryHearsOfEachStateOfWhatIsHeld(t *testing.T) {
+	var kept []string
+	var refuse error
+	next := successor{keep: func(text string) error {
+		if refuse == nil {
+			kept = append(kept, text)
+		}
+		return refuse
+	}}
+	record := Record{AccountID: "A", Name: "requests", State: State{Messages: 3, FirstSeq: 1, LastSeq: 3}}
+	hears := func() {
+		t.Helper()
+		require.NoError(t, next.hears([]Record{record}))
+	}
+	hears()
+	hears()
+	require.Len(t, kept, 1, "nothing has changed")
+	record.State = State{Messages: 2, FirstSeq: 900, LastSeq: 901}
+	refuse = errors.New("the server is away")
+	hears()
+	refuse = nil
+	hears()
+	require.Len(t, kept, 2)
+	held, err := remembered(nil, kept[1])
+	require.NoError(t, err)
+
+	// A restart has emptied it, and it has come further than it was at first.
+	now := Stream{AccountID: "A", Name: "requests", settings: settings{Storage: memory, Replicas: 1}, Leader: "nats-0", State: State{Messages: 12, FirstSeq: 4, LastSeq: 15}}
+	lost, _ := emptied(View{Streams: []Stream{now}}, held)
+	require.Len(t, lost, 1)
 }

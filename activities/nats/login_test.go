@@ -136,6 +136,15 @@ func TestACredentialsFileLogsIntoTheAccountOfTheStream(t *testing.T) {
 	require.Equal(t, "N190", missing.Row)
 	require.Contains(t, missing.Next, "the login leads into another account")
 
+	// A stream that its service makes anew after it was looked at.
+	require.NoError(t, js.DeleteStream(t.Context(), s.Name))
+	c.stream(js, requests())
+	_, err = l.info(t.Context(), []Login{{Account: "NVCF", Creds: &secret.Reference{File: file}}}, s, answers)
+	anew, class, ok := finding.Of(err)
+	require.True(t, ok, err)
+	require.Equal(t, finding.Retry, class, "the login is right")
+	require.Contains(t, anew.Found, "made anew since it was looked at")
+
 	// A user that the server does not know, and a reference to nothing.
 	stranger, err := newIdentity(t, nkeys.CreateUser).pair.Seed()
 	require.NoError(t, err)

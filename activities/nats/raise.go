@@ -160,11 +160,7 @@ func (l *looker) open(ctx context.Context, logins []Login, s Stream, answers []A
 	var info streamInfo
 	err = call(ctx, conn, "STREAM.INFO."+s.Name, nil, &info)
 	if err == nil && !info.Created.Equal(s.Created) {
-		err = finding.Finding{
-			Row: "N190", Object: s.String(), Expected: "the stream created at " + s.Created.Format(time.RFC3339Nano),
-			Found: fmt.Sprintf("one created at %s: the login leads into another account than %s", info.Created.Format(time.RFC3339Nano), s.Account),
-			Next:  "correct logins in the plan",
-		}.Error(finding.Stop)
+		err = l.another(ctx, s, info.Created)
 	}
 	if err != nil {
 		conn.Close()
@@ -175,6 +171,23 @@ func (l *looker) open(ctx context.Context, logins []Login, s Stream, answers []A
 		err := call(ctx, conn, "STREAM.UPDATE."+s.Name, config, &changed)
 		return changed, finding.InRow(err, "N190")
 	}}, nil
+}
+
+// another is the error of a stream that is not the one that was looked at: its
+// service has made it anew since then, or the login leads elsewhere.
+func (l *looker) another(ctx context.Context, s Stream, created time.Time) error {
+	f := finding.Finding{Row: "N190", Object: s.String(), Expected: "the stream created at " + s.Created.Format(time.RFC3339Nano)}
+	answers, err := l.look(ctx)
+	if err != nil {
+		return err
+	}
+	found := "one created at " + created.Format(time.RFC3339Nano)
+	if now, ok := Judge(answers).find(s.record()); ok && now.Created.Equal(created) {
+		f.Found, f.Next = found+": it was made anew since it was looked at", "it is looked at again"
+		return f.Error(finding.Retry)
+	}
+	f.Found, f.Next = found+": the login leads into another account than "+s.Account, "correct logins in the plan"
+	return f.Error(finding.Stop)
 }
 
 // RaiseRequest raises one stream.

@@ -86,6 +86,9 @@ func (a *Activities) Snapshot(ctx context.Context, r SnapshotRequest) (out Snaps
 	if err != nil {
 		return out, broken(out.Active, err).Error(finding.Stop)
 	}
+	if _, err := evidence.Store(ctx, a.Artifacts, takenName, 1, taken{ClusterID: out.ClusterID, Cluster: r.Target.Cluster, Namespace: r.Namespace, At: time.Now().UTC()}); err != nil {
+		return out, finding.InRow(err, "N104")
+	}
 	for _, s := range secrets {
 		ref, err := a.Artifacts.Put(ctx, evidence.Key(ctx, s.name+".yaml"), artifact.Secret, 1, func(w io.Writer) error {
 			_, err := w.Write(s.text)
@@ -99,8 +102,20 @@ func (a *Activities) Snapshot(ctx context.Context, r SnapshotRequest) (out Snaps
 	return out, nil
 }
 
-// snapshotName ends the name of a stored snapshot.
-const snapshotName = "openbao.snap"
+// The ends of the names of a stored snapshot and of what is known of it.
+const (
+	snapshotName = "openbao.snap"
+	takenName    = "openbao.json"
+)
+
+// taken says of what a snapshot is and when it was taken.
+type taken struct {
+	// ClusterID is OpenBao's own, Cluster the name in the plan.
+	ClusterID string    `json:"clusterID"`
+	Cluster   string    `json:"cluster"`
+	Namespace string    `json:"namespace"`
+	At        time.Time `json:"at"`
+}
 
 // SnapshotTries is how often a snapshot that broke off is asked for again.
 const SnapshotTries = 3

@@ -1,8 +1,12 @@
 package openbao
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,8 +37,9 @@ type SurveyResult struct {
 	ClusterID string `json:"clusterID,omitempty"`
 	Committed uint64 `json:"committed,omitempty"`
 	State
-	// Snapshot is the one that was asked for.
+	// Snapshot is the one that was asked for, Taken when it was taken.
 	Snapshot artifact.Ref      `json:"snapshot,omitzero"`
+	Taken    time.Time         `json:"taken,omitzero"`
 	Findings []finding.Finding `json:"findings,omitempty"`
 	Evidence evidence.Trail    `json:"evidence"`
 }
@@ -49,8 +54,9 @@ func (a *Activities) Survey(ctx context.Context, r SurveyRequest) (out SurveyRes
 	}
 	defer l.close()
 	var snapshot artifact.Ref
+	var of taken
 	if r.Snapshot != "" {
-		if snapshot, out.Findings, err = a.backup(ctx, r.Snapshot); err != nil || len(out.Findings) > 0 {
+		if snapshot, of, out.Findings, err = a.backup(ctx, r.Snapshot); err != nil || len(out.Findings) > 0 {
 			return out, err
 		}
 	}
@@ -61,31 +67,60 @@ func (a *Activities) Survey(ctx context.Context, r SurveyRequest) (out SurveyRes
 		if active, none := v.Active(); none == "" && mark == 0 {
 			mark = active.Committed
 		}
-		refused := refusals(v, r.Want)
+		refused := append(refusals(v, r.Want), of.refuse(v, r.Snapshot)...)
 		out = survey(v, append(refused, waiting(v, mark)...))
 		return verdict{len(out.Findings) == 0 || len(refused) > 0, evidence.InWords(out.Findings), out}
 	})
-	out.Snapshot, out.Evidence = snapshot, l.record.Trail
+	out.Snapshot, out.Taken, out.Evidence = snapshot, of.At, l.record.Trail
 	return out, err
 }
 
-// backup finds the snapshot that an OpenBaoSnapshot has stored (N104). What is
-// stored was proven then, and is read only by who holds the key.
-func (a *Activities) backup(ctx context.Context, address string) (artifact.Ref, []finding.Finding, error) {
-	f := finding.Finding{Row: "N104", Object: "Raft snapshot " + address, Expected: "a snapshot that OpenBaoSnapshot has stored in the worker's artifact store", Found: "none",
+// missing is the finding of a snapshot that is not the one to have (N104).
+func missing(address, expected, found string) finding.Finding {
+	return finding.Finding{Row: "N104", Object: "Raft snapshot " + address, Expected: expected, Found: found,
 		Why: "nothing else brings back what is lost with the members", Next: "take one (OpenBaoSnapshot) and name its URL in snapshot: abort, and start again"}
+}
+
+// backup finds the snapshot that an OpenBaoSnapshot has stored (N104), and what
+// is known of it. What is stored was proven then, and is read only by who holds
+// the key.
+func (a *Activities) backup(ctx context.Context, address string) (ref artifact.Ref, of taken, found []finding.Finding, err error) {
 	parts := strings.Split(address, "/")
-	// The names of the run, of its try and of the archive, as evidence.Key gives them.
-	refs, err := a.Artifacts.List(ctx, strings.Join(parts[max(0, len(parts)-4):], "/"))
+	// The names of the run and of its try, as evidence.Key gives them.
+	folder := strings.Join(parts[max(0, len(parts)-4):len(parts)-1], "/") + "/"
+	refs, err := a.Artifacts.List(ctx, folder)
 	if err != nil {
-		return artifact.Ref{}, nil, finding.InRow(err, f.Row)
+		return ref, of, nil, finding.InRow(err, "N104")
 	}
-	for _, ref := range refs {
-		if ref.URL == address && ref.Kind == artifact.Secret && path.Base(ref.Name) == snapshotName {
-			return ref, nil, nil
-		}
+	at := slices.IndexFunc(refs, func(r artifact.Ref) bool {
+		return r.URL == address && r.Kind == artifact.Secret && path.Base(r.Name) == snapshotName
+	})
+	if at < 0 {
+		return ref, of, []finding.Finding{missing(address, "a snapshot that OpenBaoSnapshot has stored in the worker's artifact store", "none")}, nil
 	}
-	return artifact.Ref{}, []finding.Finding{f}, nil
+	about := slices.IndexFunc(refs, func(r artifact.Ref) bool { return path.Base(r.Name) == takenName })
+	if about < 0 {
+		return ref, of, []finding.Finding{missing(address, takenName+" beside it, which says of which cluster it is", "none")}, nil
+	}
+	var text bytes.Buffer
+	if _, err := a.Artifacts.Get(ctx, refs[about].URL, nil, &text); err != nil {
+		return ref, of, nil, finding.InRow(err, "N104")
+	}
+	if err := json.Unmarshal(text.Bytes(), &of); err != nil {
+		return ref, of, nil, fmt.Errorf("%s: %w", refs[about].URL, err)
+	}
+	return refs[at], of, nil, nil
+}
+
+// refuse is what stands against a snapshot, once the cluster is known: of
+// another one it is worth nothing.
+func (t taken) refuse(v View, address string) []finding.Finding {
+	active, none := v.Active()
+	if address == "" || none != "" || active.ClusterID == t.ClusterID {
+		return nil
+	}
+	return []finding.Finding{missing(address, "one of OpenBao's cluster "+active.ClusterID,
+		fmt.Sprintf("one of %s (%s/%s), taken at %s", t.ClusterID, t.Cluster, t.Namespace, t.At.Format(time.RFC3339)))}
 }
 
 // survey is the pure part.

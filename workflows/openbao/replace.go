@@ -117,12 +117,14 @@ func (r *replacing) begin(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	r.first, r.want.ClusterID = got, got.ClusterID
-	s.Note("cluster %s, %s active, %d steps", got.ClusterID, got.Active, len(got.Steps))
+	note := fmt.Sprintf("cluster %s, %s active, %d steps", got.ClusterID, got.Active, len(got.Steps))
 	if r.in.Snapshot != "" {
 		r.Artifact(got.Snapshot)
+		note += ", Raft snapshot of " + got.Taken.Format(time.RFC3339)
 	} else if len(got.Steps) > 0 {
 		r.Warn(unsaved)
 	}
+	s.Note("%s", note)
 	if len(got.Steps) > 0 && len(r.in.Acknowledge) == 0 {
 		r.Warn(standard)
 	}
