@@ -114,21 +114,7 @@ keep aborted
 
 # A rollout that is started alone finishes what the aborted run has begun in
 # the other pool.
-cat >"$home/rollout.yaml" <<EOF
-kind: Rollout
-scope:
-  target: {cluster: sandbox}
-  release: {name: tensor-fusion-sys, namespace: tensor-fusion-sys}
-component: hypervisor
-pool: tensor-fusion-training
-entry: training
-goal:
-  hypervisorImage: $(sed -n 's/^hypervisorImage: //p' "$home/plan.yaml")
-  podName: hypervisor-
-level: quick
-strategy: {canary: {count: 1}, batch: {count: 2}, gates: none}
-EOF
-refit start -f "$home/rollout.yaml" --id rollout >/dev/null
+refit start -f examples/rollout.yaml --id rollout >/dev/null
 finish rollout 0
 keep rollout
 

@@ -237,7 +237,10 @@ func (w *wait) reject(given protocol.Given, r *Run) {
 	w.Until = nil
 	w.Answers = r.answers(protocol.Approve)
 	w.Found = "rejected" + byAndComment(given)
-	w.Helps = "approve to go on after all, roll back, or abort"
+	w.Helps = "approve to go on after all, or abort"
+	if slices.Contains(w.Answers, protocol.Rollback) {
+		w.Helps = "approve to go on after all, roll back, or abort"
+	}
 	r.rows[w.row].State = protocol.Parked
 }
 

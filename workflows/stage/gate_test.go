@@ -156,6 +156,18 @@ func TestRejectParksAndApproveLiftsIt(t *testing.T) {
 	assert.Equal(t, "4m0s roll", w.journal[0])
 }
 
+// A run on a datastore has no way back that could be offered.
+func TestRejectOffersOnlyWhatTheRunTakes(t *testing.T) {
+	w := newWorld(t, stage.Options{})
+	withStages(w, gated(w, stage.Gate{}))
+	w.signalAt(1*m, protocol.Reject, ann("canary"))
+	parked := w.statusAt(2 * m)
+	w.signalAt(3*m, protocol.Abort, ann(""))
+	w.run()
+	assert.Equal(t, []string{"approve", "abort"}, parked.WaitingFor.Answers)
+	assert.Equal(t, "approve to go on after all, or abort", parked.WaitingFor.Helps)
+}
+
 func TestRejectThenRollbackRunsIt(t *testing.T) {
 	var w *world
 	w = newWorld(t, stage.Options{Rollback: func(ctx workflow.Context) error {
