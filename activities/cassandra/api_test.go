@@ -107,6 +107,9 @@ func TestMembersAreLeftAloneWhileNotAllPodsAreThereAndReady(t *testing.T) {
 func TestAScaleGoesFromOneToThreeAndNowhereElse(t *testing.T) {
 	s := newScripted(t, 1)
 	uid := string(s.set().UID)
+	_, err := s.acts.Scale(t.Context(), ScaleRequest{Place: s.place, UID: uid, Seeds: "cassandra-0.cassandra-headless"})
+	require.ErrorContains(t, err, "expected CASSANDRA_SEEDS cassandra-0.cassandra-headless in the pod template", "somebody has put the list back")
+	require.Equal(t, int32(1), *s.set().Spec.Replicas)
 	out, err := s.acts.Scale(t.Context(), ScaleRequest{Place: s.place, UID: uid})
 	require.NoError(t, err)
 	require.Equal(t, ScaleResult{Before: 1, Changed: true}, out)

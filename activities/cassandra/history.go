@@ -38,6 +38,7 @@ func (t trace) silent(keyspace string) bool { return t.now.IsZero() || t.of[keys
 func (w *repairing) history(ctx context.Context) (trace, error) {
 	var seen trace
 	var last error
+	answered := time.Now()
 	running := func(state repairState) (name string, found past) {
 		for _, keyspace := range w.left {
 			if p := seen.of[keyspace]; p.state == state {
@@ -50,11 +51,13 @@ func (w *repairing) history(ctx context.Context) (trace, error) {
 		seen, last = w.look(ctx, w.r, w.left, w.since)
 		if last != nil {
 			w.record.Say(last.Error())
-			if _, class, told := finding.Of(last); told && class == finding.Stop {
+			// The patience is with a repair that runs, not with who does not answer.
+			if _, class, told := finding.Of(last); told && class == finding.Stop || time.Since(answered) > w.r.Limit {
 				return false, last
 			}
 			return false, nil
 		}
+		answered = time.Now()
 		name, p := running(repairRuns)
 		if name != "" {
 			w.record.Say(fmt.Sprintf("repair %s of %s on %s runs since %s", p.row.ID, name, w.r.Pod, p.row.Started.Format(time.RFC3339)))

@@ -12,6 +12,7 @@ import (
 	"github.com/refit-run/refit/activities/artifact"
 	"github.com/refit-run/refit/activities/evidence"
 	"github.com/refit-run/refit/activities/finding"
+	"github.com/refit-run/refit/activities/kube"
 )
 
 // RaiseRequest raises keyspaces to so many copies.
@@ -109,6 +110,11 @@ func (a *Activities) raise(ctx context.Context, c *cluster, r RaiseRequest, told
 		out.At, err = s.clock(ctx)
 		return err
 	}
+	if len(out.Raise) > 0 {
+		if err := c.together(ctx); err != nil {
+			return err
+		}
+	}
 	for _, k := range out.Raise {
 		c.record.Say("raise " + k.Name)
 		if err := c.fence(ctx); err != nil {
@@ -127,6 +133,41 @@ func (a *Activities) raise(ctx context.Context, c *cluster, r RaiseRequest, told
 	}
 	out.At, err = s.clock(ctx)
 	return err
+}
+
+// together sees right before a statement that no member is away, by its pods
+// and by the first member's own table: copies that are asked for while one is
+// make more rows unavailable than are without them, and can't be repaired.
+func (c *cluster) together(ctx context.Context) error {
+	pods, missing, err := c.pods(ctx)
+	if err != nil {
+		return err
+	}
+	away := func(object, found string) error {
+		return finding.Finding{Row: "N187", Object: object, Expected: "all members up before the keyspaces are raised", Found: found,
+			Why: "with more copies than can answer, more rows are unavailable than now", Next: "bring it back, then retry"}.Error(finding.Wait)
+	}
+	if len(missing) > 0 {
+		return away("Cassandra member "+missing[0], "there is no such pod")
+	}
+	for i := range pods {
+		if why := kube.Unready(&pods[i]); why != "" {
+			return away("Cassandra member "+pods[i].Name, why)
+		}
+	}
+	ring, err := c.firstSees(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range ring {
+		if n.State != UpNormal {
+			return away("Cassandra member "+n.Address, n.State+" as "+c.firstName()+" sees it")
+		}
+	}
+	if len(ring) != len(pods) {
+		return away("the ring as "+c.firstName()+" sees it", fmt.Sprintf("%d members of %d pods", len(ring), len(pods)))
+	}
+	return nil
 }
 
 // loginFirst logs in to the first member that is Ready.

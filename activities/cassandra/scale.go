@@ -16,6 +16,9 @@ import (
 type ScaleRequest struct {
 	Place
 	UID string `json:"uid"`
+	// Seeds is the list that the template must hold where the new members are
+	// to bootstrap: a seed joins without the rows that it takes over.
+	Seeds string `json:"seeds,omitempty"`
 }
 
 // ScaleResult says how many there were.
@@ -43,6 +46,10 @@ func (a *Activities) Scale(ctx context.Context, r ScaleRequest) (out ScaleResult
 	case 1:
 	default:
 		return out, finding.Finding{Row: "N136", Object: what, Expected: "1 or 3", Found: fmt.Sprint(out.Before), Next: "find out who scaled it; Refit never scales down"}.Error(finding.Stop)
+	}
+	if seeds, _ := variable(set.Spec.Template.Spec, c.place.Members.Container, seedsVariable); r.Seeds != "" && seeds != r.Seeds {
+		return out, finding.Finding{Row: "N136", Object: what, Expected: seedsVariable + " " + r.Seeds + " in the pod template", Found: seeds,
+			Why: "a new member that is a seed takes over ranges without their rows", Next: "find out who has put it back, then retry: it is narrowed again first"}.Error(finding.Stop)
 	}
 	old, err := c.oldVolumes(ctx, set)
 	if err != nil {

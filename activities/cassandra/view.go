@@ -122,7 +122,7 @@ func (a Answer) complaints(addresses map[string]string, want int) []finding.Find
 				Next: "wait until it has started or joined; if it stays so, look at its log"})
 		case !known:
 			out = append(out, finding.Finding{Object: "Cassandra member " + n.Address, Expected: "a pod with this address", Found: "none; " + a.Pod + " sees it",
-				Why: "somebody holds tokens whom nobody here can ask", Next: "bring its pod back, or remove the member by the vendor's procedure"})
+				Why: "somebody holds tokens whom nobody here can ask", Next: "find out whose it is before anything else: a member of another data centre or StatefulSet holds data and is not to be removed; bring the pod of a lost one back"})
 		case !slices.Contains(up, n.Address):
 			up = append(up, n.Address)
 		}

@@ -5,11 +5,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/mock"
 	"github.com/stretchr/testify/require"
 
 	acts "github.com/refit-run/refit/activities/cassandra"
 
 	"github.com/refit-run/refit/activities/kube"
+	"github.com/refit-run/refit/activities/lease"
 	"github.com/refit-run/refit/activities/secret"
 	"github.com/refit-run/refit/workflows/datastore"
 	"github.com/refit-run/refit/workflows/protocol"
@@ -83,6 +85,27 @@ func TestCopiesThatAreThereNeedNeitherStatementNorRepairUnlessAsked(t *testing.T
 	require.Equal(t, protocol.OutcomeDone, out.Outcome)
 	require.Empty(t, out.Raised)
 	require.Len(t, out.Repairs, 6)
+}
+
+// A run that was terminated between a statement and its repairs left no receipt.
+func TestWhatAClosedRunHasRaisedIsRepairedByTheOneThatTakesItsLeaseOver(t *testing.T) {
+	s := newSystem(3)
+	s.factors["nvcf_api"], s.factors["sis_api"] = 3, 3
+	h := newHarness(t, s)
+	h.OnActivity(lease.AcquireActivity, mock.Anything, mock.Anything).Return(lease.AcquireResult{Holder: "me", TookOverFrom: "an ended run"}, nil)
+	var out ReplicationResult
+	h.Run(protocol.CassandraReplication, replicationInput(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Empty(t, out.Raised)
+	require.Len(t, out.Repairs, 6)
+}
+
+func TestAnAbortBetweenTheStepsSaysWhatHasTwoCopies(t *testing.T) {
+	c := &copies{halfway: []string{"nvcf_api", "sis_api"}, owed: []debt{{keyspace: "sis_api", copies: 3}}}
+	r := protocol.Receipt{Outcome: protocol.OutcomeAborted}
+	c.leftHalfway(&r)
+	require.Equal(t, []string{"keyspace nvcf_api has 2 copies: while any member is away, most of its rows can't be read at a quorum; start again"}, r.LeftBehind,
+		"what is owed is told by itself")
 }
 
 func TestAnotherDataCentreStopsBeforeAnythingIsAltered(t *testing.T) {

@@ -40,8 +40,9 @@ type copies struct {
 	raised  []acts.Keyspace
 	repairs []acts.Repair
 	owed    []debt
-	// complete are the keyspaces that have all copies, repaired.
-	complete []string
+	// complete are the keyspaces that have all copies, repaired, halfway those
+	// that have one less.
+	complete, halfway []string
 }
 
 // debt is a keyspace that is not repaired since it was asked to have so many
@@ -95,7 +96,7 @@ func (c *copies) bring(ctx workflow.Context, s *stage.Scope) error {
 			todo = append(todo, k.Name)
 		}
 	}
-	if c.always {
+	if c.always || c.TookOver { // what the run before has raised it may not have repaired
 		for _, k := range c.plan.Already {
 			if !slices.Contains(todo, k.Name) && !c.repaired(k.Name) {
 				todo = append(todo, k.Name)
@@ -179,8 +180,13 @@ func (c *copies) step(ctx workflow.Context, s *stage.Scope, names []string, fact
 		return err
 	}
 	for _, d := range c.owed {
-		if ours(d) && factor == acts.TargetMembers {
+		switch {
+		case !ours(d):
+		case factor == acts.TargetMembers:
 			c.complete = append(c.complete, d.keyspace)
+			c.halfway = slices.DeleteFunc(c.halfway, func(name string) bool { return name == d.keyspace })
+		default:
+			c.halfway = append(c.halfway, d.keyspace)
 		}
 	}
 	c.owed = slices.DeleteFunc(c.owed, ours)
@@ -298,6 +304,15 @@ func (c *copies) planned() *protocol.Plan {
 		p.Changes = append(p.Changes, protocol.PlannedChange{Action: fmt.Sprintf("raise to %d copies and repair on every member", acts.TargetMembers), Object: "keyspace " + k.Name})
 	}
 	return p
+}
+
+// leftHalfway is what an abort leaves between the two steps.
+func (c *copies) leftHalfway(receipt *protocol.Receipt) {
+	for _, name := range c.halfway {
+		if receipt.Outcome == protocol.OutcomeAborted && c.debt(name, acts.TargetMembers) == nil {
+			receipt.LeftBehind = append(receipt.LeftBehind, fmt.Sprintf("keyspace %s has %d copies: while any member is away, most of its rows can't be read at a quorum; start again", name, acts.TargetMembers-1))
+		}
+	}
 }
 
 // replication is the workflow CassandraReplication as a value.

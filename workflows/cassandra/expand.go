@@ -292,6 +292,9 @@ func (e *expand) authentication(ctx workflow.Context, s *stage.Scope) error {
 	if !got.OK {
 		return datastore.Parking(got.Findings)
 	}
+	for _, absent := range got.Absent {
+		e.Warn("N146: " + absent + " is not there: nobody's log says whether it is let in")
+	}
 	if got.Pods == 0 {
 		e.Warn("N146: no pod of the services named in the plan runs: nobody's log says whether logins are accepted")
 	}

@@ -34,6 +34,9 @@ func (e *expand) leftUndone() []string {
 		}
 		return left
 	}
+	if e.in.Strategy == QuorumFirst && !e.authDone {
+		left = append(left, fmt.Sprintf("%s asks for %d copies: where fewer than two members run nobody can log in; bring a second one up at once", acts.AuthKeyspace, acts.TargetMembers))
+	}
 	for _, name := range e.every() {
 		at := slices.IndexFunc(e.ring.Keyspaces, func(k acts.Keyspace) bool { return k.Name == name })
 		switch {

@@ -35,7 +35,7 @@ func (e *expand) recover(ctx workflow.Context, s *stage.Scope) error {
 	err := s.Gate(ctx, stage.Gate{
 		Name:  "recover",
 		Found: "the administrator is locked out: " + evidence.InWords(e.locked.Findings),
-		Why: fmt.Sprintf("the rows of the roles lie in ranges that a new member took over without them. %s and the keyspaces of this run have one copy. Approve asks for the login once more, and "+
+		Why: fmt.Sprintf("the rows of the roles may lie in ranges that a new member took over without them; a password that is not the administrator's looks the same. %s and the keyspaces of this run have one copy. Approve asks for the login once more, and "+
 			"where it is still refused runs nodetool decommission --force on %s, then on %s: they give the ranges back, and %s serves all rows and logins as before", acts.AuthKeyspace, last, before, e.pod(0)),
 		Helps: fmt.Sprintf("make sure that nobody has run nodetool cleanup on %s, and that the password in the plan is the administrator's; approve to go back to one member. "+
 			"Where the login was mended by other means, approve too: the expansion goes on, and nobody leaves", e.pod(0)),

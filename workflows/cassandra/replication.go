@@ -44,6 +44,6 @@ func Replication(ctx workflow.Context, in ReplicationInput) (ReplicationResult, 
 	if in.PlanOnly {
 		plan = r.planned()
 	}
-	out.Receipt = r.close(outcome, plan)
+	out.Receipt = r.close(outcome, plan, r.leftHalfway)
 	return out, nil
 }

@@ -33,7 +33,6 @@ func scales(h *workflowtest.Run, s *system, harm error) {
 func templates(h *workflowtest.Run, s *system, harm error) {
 	h.OnActivity(acts.TemplateActivity, mock.Anything, mock.Anything).Return(func(ctx context.Context, r acts.TemplateRequest) (acts.TemplateResult, error) {
 		out, err := s.template(ctx, r)
-		s.do(func() { s.seeds = "cassandra-0.h" })
 		if harm != nil {
 			err, harm = harm, nil
 		}
@@ -65,6 +64,27 @@ func TestAScaleWhoseReplyIsLostIsNotWaitedForWithOneMember(t *testing.T) {
 		require.NotContains(t, s.log, "scale uid-sts", strategy)
 		require.Equal(t, strategy == Bootstrap, slices.Contains(s.log, "raise [system_auth] to 2"), "%s: members of this run's own bootstrap hold their rows", strategy)
 	}
+}
+
+// Whoever applies the chart again puts the seeds back, and may scale with it: a
+// seed joins without its rows.
+func TestMembersThatJoinedWithTheSeedsPutBackAreNotTakenForBootstrapped(t *testing.T) {
+	s := newSystem(1)
+	h := newHarness(t, s)
+	scales(h, s, lostReply)
+	s.absentServices = []string{"nvcf/misspelt"}
+	h.At(time.Hour, func() {
+		h.Waits("expand")
+		s.do(func() { s.log, s.seeds = nil, "cassandra-0.h,cassandra-1.h" })
+		h.Answer(protocol.Retry)
+	})
+	var out ExpandResult
+	h.Run(protocol.CassandraExpand, expansion(), &out)
+	require.Equal(t, protocol.OutcomeDone, out.Outcome)
+	require.Equal(t, "cassandra-0.h", s.scaledWith, "the scale itself is refused with other seeds")
+	require.Contains(t, strings.Join(out.Warnings, "\n"), "N146: nvcf/misspelt is not there")
+	require.Equal(t, []string{"survey", "ring 3"}, s.log[:2])
+	require.NotContains(t, s.log, "raise [system_auth] to 2", "the two copies could be the two empty ones")
 }
 
 func TestAHandThatScalesWhileTheRunIsParkedIsFollowed(t *testing.T) {

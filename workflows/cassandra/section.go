@@ -61,7 +61,7 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 		e.prepared = true
 		var got acts.ScaleResult
 		err := e.Do(ctx, s, acts.ScaleActivity, fmt.Sprintf("scale Cassandra to %d members", acts.TargetMembers), window.Duration(0),
-			acts.ScaleRequest{Place: e.place(), UID: e.survey.UID}, &got)
+			acts.ScaleRequest{Place: e.place(), UID: e.survey.UID, Seeds: e.narrowed()}, &got)
 		if err != nil {
 			return err
 		}
@@ -97,13 +97,22 @@ func (e *expand) lookAgain(ctx workflow.Context, s *stage.Scope) error {
 	if err != nil || now.UID != e.survey.UID || now.Replicas != acts.TargetMembers {
 		return err // whatever else there is, the steps before the scale tell it
 	}
-	if e.in.Strategy == Bootstrap && e.prepared { // they could do nothing but bootstrap
+	if seeds := e.narrowed(); seeds != "" && e.prepared && now.Seeds == seeds { // they could do nothing but bootstrap
 		e.scaled = true
 	} else {
 		e.goOn()
 	}
 	s.Note("scaled to %d meanwhile: going on from there", now.Replicas)
 	return nil
+}
+
+// narrowed is the list of seeds with which new members bootstrap, where they are
+// to.
+func (e *expand) narrowed() string {
+	if e.in.Strategy != Bootstrap {
+		return ""
+	}
+	return e.survey.Narrowed
 }
 
 // goOn takes up an expansion whose scale this run has no part in: what was raised

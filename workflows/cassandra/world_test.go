@@ -37,6 +37,8 @@ type system struct {
 	center  string
 	// scaled and repaired are what happens with the scale and a repair.
 	scaled, repaired func()
+	absentServices   []string
+	scaledWith       string // the seeds that the scale asks for
 	// down is a member that does not serve, schemas how many versions there are.
 	down    string
 	schemas int
@@ -159,6 +161,9 @@ func (s *system) template(_ context.Context, r acts.TemplateRequest) (acts.Templ
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.say("template rule=%t narrow=%t %s", r.Rule, r.Narrow, r.UID)
+	if r.Narrow {
+		s.seeds = "cassandra-0.h"
+	}
 	return acts.TemplateResult{Changed: true}, nil
 }
 
@@ -166,6 +171,7 @@ func (s *system) scale(_ context.Context, r acts.ScaleRequest) (acts.ScaleResult
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.say("scale %s", r.UID)
+	s.scaledWith = r.Seeds
 	s.members = 3
 	if s.scaled != nil {
 		s.scaled()
@@ -298,7 +304,7 @@ func (s *system) auth(_ context.Context, r acts.AuthErrorsRequest) (acts.AuthErr
 	if s.authErrors > 0 {
 		return acts.AuthErrorsResult{Pods: 1, Findings: []finding.Finding{{Row: "N146", Object: "log of Pod/nvcf/nvcf-api-1", Found: fmt.Sprint(s.authErrors)}}}, nil
 	}
-	return acts.AuthErrorsResult{OK: true, Pods: 1}, nil
+	return acts.AuthErrorsResult{OK: true, Pods: 1, Absent: s.absentServices}, nil
 }
 
 func (s *system) decommission(_ context.Context, r acts.DecommissionRequest) (acts.DecommissionResult, error) {

@@ -25,6 +25,9 @@ type Run struct {
 	Site Site
 	// PlanOnly: the run changes nothing, so that its receipt is its result alone.
 	PlanOnly bool
+	// TookOver: the Lease was a closed run's, which may have left something half
+	// done.
+	TookOver bool
 	look     time.Duration
 	holder   string
 	locked   error
@@ -123,6 +126,7 @@ func (r *Run) lock(ctx workflow.Context, s *stage.Scope) error {
 		return err
 	}
 	r.Site.Target, r.Site.Holder, r.holder, r.locked = l.Scope.Target, l.Holder, l.Holder, l.Refused
+	r.TookOver = l.TookOverFrom != ""
 	return nil
 }
 
