@@ -109,6 +109,8 @@ func TestAScaleGoesFromOneToThreeAndNowhereElse(t *testing.T) {
 	uid := string(s.set().UID)
 	_, err := s.acts.Scale(t.Context(), ScaleRequest{Place: s.place, UID: uid, Seeds: "cassandra-0.cassandra-headless"})
 	require.ErrorContains(t, err, "expected CASSANDRA_SEEDS cassandra-0.cassandra-headless in the pod template", "somebody has put the list back")
+	_, err = s.acts.Scale(t.Context(), ScaleRequest{Place: s.place, UID: uid, Login: &Login{Password: secret.Reference{Secret: "cassandra-admin", Key: "password"}}})
+	require.ErrorContains(t, err, "connection refused", "nobody is let in")
 	require.Equal(t, int32(1), *s.set().Spec.Replicas)
 	out, err := s.acts.Scale(t.Context(), ScaleRequest{Place: s.place, UID: uid})
 	require.NoError(t, err)

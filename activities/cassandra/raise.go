@@ -25,6 +25,9 @@ type RaiseRequest struct {
 	Factor int  `json:"factor"`
 	// PlanOnly stops once it is known what would be altered.
 	PlanOnly bool `json:"planOnly,omitempty"`
+	// Seen: all members were seen up just now, so that they are not asked again
+	// before the first statement.
+	Seen bool `json:"seen,omitempty"`
 	// Limit is how long a missing quorum is waited for.
 	Limit time.Duration `json:"limit"`
 }
@@ -110,7 +113,7 @@ func (a *Activities) raise(ctx context.Context, c *cluster, r RaiseRequest, told
 		out.At, err = s.clock(ctx)
 		return err
 	}
-	if len(out.Raise) > 0 {
+	if len(out.Raise) > 0 && !r.Seen {
 		if err := c.together(ctx); err != nil {
 			return err
 		}

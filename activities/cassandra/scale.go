@@ -19,6 +19,8 @@ type ScaleRequest struct {
 	// Seeds is the list that the template must hold where the new members are
 	// to bootstrap: a seed joins without the rows that it takes over.
 	Seeds string `json:"seeds,omitempty"`
+	// Login, where it is given, must be accepted right before the scale.
+	Login *Login `json:"login,omitempty"`
 }
 
 // ScaleResult says how many there were.
@@ -57,6 +59,13 @@ func (a *Activities) Scale(ctx context.Context, r ScaleRequest) (out ScaleResult
 	}
 	if len(old) > 0 {
 		return out, oldVolume(c.place.Namespace, old).Error(finding.Stop)
+	}
+	if r.Login != nil {
+		s, err := c.loginFirst(ctx, *r.Login)
+		if err != nil {
+			return out, finding.InRow(err, "N136")
+		}
+		s.Close()
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": set.UID, "resourceVersion": set.ResourceVersion},

@@ -100,6 +100,21 @@ func TestWhatAClosedRunHasRaisedIsRepairedByTheOneThatTakesItsLeaseOver(t *testi
 	require.Len(t, out.Repairs, 6)
 }
 
+// A look from before a window says nothing of the members in it.
+func TestOnlyAYoungLookIsReliedOnByAStatement(t *testing.T) {
+	for hour, relied := range map[int][]bool{1: {true, true}, 12: {false, true}} {
+		s := newSystem(3)
+		h := newHarness(t, s)
+		h.SetStartTime(time.Date(2026, 1, 5, hour, 0, 0, 0, time.UTC))
+		in := replicationInput()
+		in.Windows = []window.Spec{{Opens: "0 1 * * *", Duration: window.Duration(4 * time.Hour), TimeZone: "UTC"}}
+		var out ReplicationResult
+		h.Run(protocol.CassandraReplication, in, &out)
+		require.Equal(t, protocol.OutcomeDone, out.Outcome)
+		require.Equal(t, relied, s.relied, "begun at %d", hour)
+	}
+}
+
 func TestAnAbortBetweenTheStepsSaysWhatHasTwoCopies(t *testing.T) {
 	c := &copies{halfway: []string{"nvcf_api", "sis_api"}, owed: []debt{{keyspace: "sis_api", copies: 3}}}
 	r := protocol.Receipt{Outcome: protocol.OutcomeAborted}

@@ -20,9 +20,14 @@ type run struct {
 	members acts.Members
 	login   acts.Login
 	limits  Limits
-	// ring is what the last look at the members found.
+	// ring is what the last look at the members found, at seen by the run's
+	// clock.
 	ring acts.Ring
+	seen time.Time
 }
+
+// justNow is how old a look may be for a statement to rely on it.
+const justNow = time.Minute
 
 func newRun(ctx workflow.Context, kind string, site Site, login acts.Login, limits Limits, windows []window.Spec) (*run, error) {
 	site = site.withDefaults()
@@ -53,6 +58,7 @@ func (r *run) look(ctx workflow.Context, s *stage.Scope, want int, row string, l
 	if !got.OK {
 		return datastore.Parking(got.Findings)
 	}
+	r.seen = workflow.Now(ctx)
 	s.Note("%d members up in %s, schema %s", len(got.Members), got.DataCenter, got.Schema)
 	return nil
 }
@@ -80,6 +86,7 @@ func (r *run) raise(ctx workflow.Context, s *stage.Scope, names []string, factor
 	var got acts.RaiseResult
 	err := r.Do(ctx, s, acts.RaiseActivity, summary, r.limits.Login+window.Duration(10*time.Minute), acts.RaiseRequest{
 		Place: r.place(), Login: r.login, Keyspaces: names, All: all, Factor: factor, PlanOnly: planOnly, Limit: r.limits.Login.D(),
+		Seen: workflow.Now(ctx).Sub(r.seen) < justNow,
 	}, &got)
 	if err == nil && got.Before != (artifact.Ref{}) {
 		r.Artifact(got.Before)

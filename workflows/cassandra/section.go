@@ -60,8 +60,11 @@ func (e *expand) section(ctx workflow.Context, s *stage.Scope) error {
 		}
 		e.prepared = true
 		var got acts.ScaleResult
-		err := e.Do(ctx, s, acts.ScaleActivity, fmt.Sprintf("scale Cassandra to %d members", acts.TargetMembers), window.Duration(0),
-			acts.ScaleRequest{Place: e.place(), UID: e.survey.UID, Seeds: e.narrowed()}, &got)
+		req := acts.ScaleRequest{Place: e.place(), UID: e.survey.UID, Seeds: e.narrowed()}
+		if e.in.Strategy == Guide { // all that keeps its order safe; the survey's may be days old
+			req.Login = &e.login
+		}
+		err := e.Do(ctx, s, acts.ScaleActivity, fmt.Sprintf("scale Cassandra to %d members", acts.TargetMembers), window.Duration(0), req, &got)
 		if err != nil {
 			return err
 		}

@@ -38,6 +38,7 @@ type system struct {
 	// scaled and repaired are what happens with the scale and a repair.
 	scaled, repaired func()
 	absentServices   []string
+	relied           []bool // whether each raise relied on the look before it
 	scaledWith       string // the seeds that the scale asks for
 	// down is a member that does not serve, schemas how many versions there are.
 	down    string
@@ -212,6 +213,7 @@ func (s *system) raise(_ context.Context, r acts.RaiseRequest) (acts.RaiseResult
 		s.say("raise all to %d", r.Factor)
 	default:
 		s.say("raise %v to %d", r.Keyspaces, r.Factor)
+		s.relied = append(s.relied, r.Seen)
 	}
 	out := acts.RaiseResult{DataCenter: s.center, At: s.now()}
 	if err := s.login(); err != nil {
